@@ -20,7 +20,7 @@ from gymnasium.spaces import Box
 
 import gpu_vecenv
 from gpu_vecenv.declare.env import Env
-from gpu_vecenv.envs.registry import GAMES, gymnasium_id
+from gpu_vecenv.envs.registry import GAMES, gymnasium_id, versions
 from gpu_vecenv.views.frames import Frames
 
 SECTION = re.compile(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
@@ -198,9 +198,11 @@ def facts(name: str, game: Env) -> str:
         f"`{role}_0`" if n == 1 else f"`{role}_0` … `{role}_{n - 1}`" for role, n in game.roles.items() if n
     )
     spaces = {"Observations": game.layout.observation.spaces, "Actions": game.layout.action.spaces}
+    played = versions(kind)
+    plays = {v: "".join(f" with `{key}={value}`" for key, value in config.items()) for v, config in played.items()}
     rows = [
-        ["Gymnasium", f"`{gymnasium_id(kind)}`"],
-        ["PettingZoo", f"`gpu_vecenv/{name}-v{kind.version}`"],
+        ["Gymnasium", ", ".join(f"`{gymnasium_id(kind, version=v)}`{plays[v]}" for v in played)],
+        ["PettingZoo", ", ".join(f"`gpu_vecenv/{name}-v{v}`{plays[v]}" for v in played)],
         ["Agents", f"{game.num_agents}: {agents}"],
     ]
     for what, by_role in spaces.items():

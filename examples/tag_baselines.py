@@ -2,8 +2,9 @@
 
 ``pursuit(game)`` plays the taggers, ``flee(game)`` the runners. Both are called with the observations of their role's
 agents, (num_envs, n, numbers) float32, and return actions, (num_envs, n) or (num_envs, n, heads) int32. Nothing is
-random, and nothing is read on the host. In tag_continuous a single observation does not say where one heads: those
-scripts keep in mind what they did and saw since the start of the episode, so each wants every observation, in order.
+random, and nothing is read on the host. In tag_continuous with ``egocentric=False`` a single observation does not say
+where one heads: those scripts keep in mind what they did and saw since the start of the episode, so each wants every
+observation, in order. With ``egocentric=True`` each action follows from one observation.
 """
 
 import math
@@ -90,8 +91,71 @@ def direction(heading: torch.Tensor) -> torch.Tensor:
     return torch.stack([heading.cos(), heading.sin()], -1)
 
 
-class StateEstimator:
-    """What an agent of tag_continuous can know of itself, though no observation says it.
+class Motion:
+    """How an agent of tag_continuous moves: its state, and what each choice makes of it.
+
+    A subclass sets, in ``update``, ``speed``, ``acceleration`` and ``heading``, (num_envs, n) float32, and ``low`` and
+    ``high``, (num_envs, n, 2) float32, bounds of the own position.
+    """
+
+    speed: torch.Tensor
+    acceleration: torch.Tensor
+    heading: torch.Tensor
+    low: torch.Tensor
+    high: torch.Tensor
+
+    def __init__(self, game: TagContinuous, role: str) -> None:
+        self.game = game
+        self.top = game.max_speed * (game.tagger_skill if role == "tagger" else game.runner_skill)
+        self.acceleration_level, self.turn_level = map(torch.as_tensor, game.arrays().values())
+
+    def move_levels(self, device: torch.device) -> None:
+        """Move what the choices stand for to the device of the observations."""
+        self.acceleration_level = self.acceleration_level.to(device)
+        self.turn_level = self.turn_level.to(device)
+
+    def update(self, obs: torch.Tensor) -> Perception:
+        """Take in the next observation (num_envs, n, numbers)."""
+        raise NotImplementedError
+
+    def speeds(self) -> torch.Tensor:
+        """Speed after each choice of acceleration, (num_envs, n, choices)."""
+        return (self.speed[..., None] + self.acceleration[..., None] + self.acceleration_level).clamp(0, self.top)
+
+    def headings(self) -> torch.Tensor:
+        """Heading after each choice of turn, (num_envs, n, choices)."""
+        return self.heading[..., None] + self.turn_level
+
+    def actions_of(self, acceleration: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
+        """The actions (num_envs, n, 2) of these choices, which count as played."""
+        return torch.stack([acceleration, turn], -1).int()
+
+
+class ObservedState(Motion):
+    """What an egocentric observation says of its agent and, turned back into the axes of the square, of others."""
+
+    def update(self, obs: torch.Tensor) -> Perception:
+        """Take in the next observation."""
+        self.move_levels(obs.device)
+        features, own = obs[..., :-7].unflatten(-1, (7, self.game.num_observed)), obs[..., -7:]
+        self.heading = torch.atan2(own[..., 1], own[..., 0])
+        self.speed, self.acceleration = (own[..., 2:4] * self.game.max_speed).unbind(-1)
+        self.low = self.high = own[..., 4:6] * self.game.side
+        cosine, sine = own[..., 0, None], own[..., 1, None]
+
+        def turned_back(ahead: torch.Tensor, left: torch.Tensor) -> torch.Tensor:
+            return torch.stack([cosine * ahead - sine * left, sine * ahead + cosine * left], -1)
+
+        position = turned_back(features[..., 0, :], features[..., 1, :]) * (math.sqrt(2) * self.game.side)
+        velocity = turned_back(features[..., 2, :], features[..., 3, :]) * self.game.max_speed
+        velocity = velocity + (self.speed[..., None] * own[..., :2])[..., None, :]
+        heading, speed = torch.atan2(velocity[..., 1], velocity[..., 0]), velocity.norm(dim=-1)
+        there, tagger = features[..., 6, :] > 0.5, features[..., 4, :] > 0.5
+        return Perception(there, tagger, position, heading, speed, torch.zeros_like(speed))
+
+
+class StateEstimator(Motion):
+    """What an agent of tag_continuous can know of itself, though with ``egocentric=False`` no observation says it.
 
     Speed and acceleration follow from its own actions. So does its heading, but for that of the start, one of four
     quarter turns: with the right one, the agents seen now come from where agents were seen a step ago. Of its position
@@ -102,17 +166,14 @@ class StateEstimator:
     """
 
     def __init__(self, game: TagContinuous, role: str) -> None:
-        self.game = game
-        self.top = game.max_speed * (game.tagger_skill if role == "tagger" else game.runner_skill)
+        super().__init__(game, role)
         self.shape: torch.Size | None = None
 
     def begin(self, obs: torch.Tensor) -> None:
         """Forget everything, and prepare for observations of this shape."""
         n, seen = obs.shape[:2], self.game.num_observed
         self.shape, self.device = obs.shape, obs.device
-        levels = self.game.arrays()
-        self.acceleration_level = torch.as_tensor(levels["acceleration_level"], device=obs.device)
-        self.turn_level = torch.as_tensor(levels["turn_level"], device=obs.device)
+        self.move_levels(obs.device)
         self.speed, self.acceleration, self.turned = torch.zeros(3, *n, device=obs.device)
         self.votes = torch.zeros(*n, 4, device=obs.device)  # for each quarter turn as the heading at the start
         self.low, self.high = torch.zeros(2, *n, 2, device=obs.device)  # bounds of the own position
@@ -172,14 +233,6 @@ class StateEstimator:
         broken = low > high + 1e-3 * side  # as after a start with speed: begin with any place
         self.low, self.high = low.masked_fill(broken, 0), high.masked_fill(broken, side)
 
-    def speeds(self) -> torch.Tensor:
-        """Speed after each choice of acceleration, (num_envs, n, choices)."""
-        return (self.speed[..., None] + self.acceleration[..., None] + self.acceleration_level).clamp(0, self.top)
-
-    def headings(self) -> torch.Tensor:
-        """Heading after each choice of turn, (num_envs, n, choices)."""
-        return self.heading[..., None] + self.turn_level
-
     def actions_of(self, acceleration: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
         """The actions (num_envs, n, 2) of these choices, which count as played."""
         gained = self.acceleration + self.acceleration_level[acceleration]
@@ -187,6 +240,11 @@ class StateEstimator:
         self.acceleration = gained.masked_fill((self.speed <= 0) | (self.speed >= self.top), 0)
         self.turned = (self.turned + self.turn_level[turn]) % (2 * math.pi)
         return torch.stack([acceleration, turn], -1).int()
+
+
+def motion(game: TagContinuous, role: str) -> Motion:
+    """An agent's state, as observed or as estimated."""
+    return ObservedState(game, role) if game.egocentric else StateEstimator(game, role)
 
 
 class Pursuit:
@@ -197,7 +255,7 @@ class Pursuit:
     """
 
     def __init__(self, game: TagContinuous) -> None:
-        self.own = StateEstimator(game, "tagger")
+        self.own = motion(game, "tagger")
         self.top = game.max_speed * game.runner_skill
 
     def __call__(self, obs: torch.Tensor) -> torch.Tensor:
@@ -230,7 +288,7 @@ class Flee:
     """
 
     def __init__(self, game: TagContinuous) -> None:
-        self.own = StateEstimator(game, "runner")
+        self.own = motion(game, "runner")
 
     def __call__(self, obs: torch.Tensor) -> torch.Tensor:
         """Actions (num_envs, n, 2) int32 of the runners."""

@@ -13,10 +13,13 @@ from gpu_vecenv.envs.registry import configure, register
 from gpu_vecenv.train.curriculum import ByMetric, Curriculum, PiecewiseLinear
 from gpu_vecenv.train.episode_log import EpisodeLog
 from gpu_vecenv.train.evaluation import evaluate
+from gpu_vecenv.train.exploitability import exploitability
 from gpu_vecenv.train.game_policy import GamePolicy, load_policy
+from gpu_vecenv.train.opponents_config import Opponent, OpponentsConfig
 from gpu_vecenv.train.policy_specs import PolicySpec
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.pqn import PQNConfig
+from gpu_vecenv.train.recurrent_layer import RecurrentLayer
 from gpu_vecenv.train.reward import Transition
 from gpu_vecenv.train.trainer import Trainer
 from gpu_vecenv.views.batched_env import BatchedParallelEnv, batched_parallel_env
@@ -37,11 +40,14 @@ __all__ = [
     "GamePolicy",
     "GymnasiumEnv",
     "GymnasiumVectorEnv",
+    "Opponent",
+    "OpponentsConfig",
     "PPOConfig",
     "PQNConfig",
     "ParallelEnv",
     "PiecewiseLinear",
     "PolicySpec",
+    "RecurrentLayer",
     "Sample",
     "Sampler",
     "StepBuffers",
@@ -55,6 +61,7 @@ __all__ = [
     "check_vector_env",
     "configure",
     "evaluate",
+    "exploitability",
     "load_policy",
     "make",
     "parallel_env",

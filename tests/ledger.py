@@ -1,6 +1,6 @@
 """The ledger: digests recorded on a GPU, to check on any machine that the CPU is bitwise equal.
 
-    python tests/ledger.py record [--agent-steps N]   # on a GPU: one row for each game and autoreset mode
+    python tests/ledger.py record [--agent-steps N]   # on a GPU: one row for each version of a game and autoreset mode
     python tests/ledger.py replay [--agent-steps N]   # anywhere: every row again, on the CPU
 
 A row has digests after 2 million agent-steps and, in "same_step" mode, after N (by default 100 million). ``replay``
@@ -24,7 +24,7 @@ import gpu_vecenv
 from gpu_vecenv.engine.digest import Digest, source_sha256
 from gpu_vecenv.engine.timing import provenance
 from gpu_vecenv.engine.vec_env import MODES, VecEnv
-from gpu_vecenv.envs.registry import GAMES
+from gpu_vecenv.envs.registry import GAMES, versions
 
 LEDGER = Path(__file__).resolve().parent.parent / "docs" / "reliability" / "ledger.jsonl"
 SHORT, LONG = 2_000_000, 100_000_000
@@ -52,8 +52,8 @@ Row = dict[str, Any]
 
 def rows_to_record(agent_steps: int) -> Iterator[Row]:
     """The rows to record, without digests."""
-    for name in GAMES:
-        config = CONFIGS.get(name, {})
+    for name, version in ((name, version) for name, game in GAMES.items() for version in versions(game).values()):
+        config = {**CONFIGS.get(name, {}), **version}
         num_envs = -(-SHORT // (STEPS * gpu_vecenv.configure(name, **config).num_agents))
         for mode in MODES:
             marks = {STEPS, STEPS * max(1, agent_steps // SHORT)} if mode == "same_step" else {STEPS}

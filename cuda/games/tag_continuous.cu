@@ -9,8 +9,9 @@ constexpr float DIAGONAL = 1.41421356237f * SIDE;
 constexpr int NO_TAGGER = -1;
 
 struct Scratch {
-    int tagged[NUM_TAGGERS];     // runners that each tagger tagged in this step
-    Point position[NUM_AGENTS];  // agents out of the game are at infinity
+    int tagged[NUM_TAGGERS];                       // runners that each tagger tagged in this step
+    Point position[NUM_AGENTS];                    // agents out of the game are at infinity
+    Point direction[EGOCENTRIC ? NUM_AGENTS : 1];  // of the heading: its cosine and sine
     Neighbors<OBSERVE_ALL ? 1 : NUM_AGENTS> neighbors;
     // Nearest first, -1 in an empty slot.
     AgentIndex<NUM_AGENTS>::Type observed[OBSERVE_ALL ? 1 : NUM_AGENTS][OBSERVE_ALL ? 1 : NUM_OBSERVED];
@@ -119,7 +120,49 @@ HD void write_neighbor(State s, Io io, int i, int j, int slot) {
     row[6 * NUM_OBSERVED] = visible && s.in_game[j];
 }
 
+// A vector in the frame of an agent that heads in `direction`: ahead of it, and to its left.
+HD Point in_frame(Point direction, float x, float y) {
+    return {direction.x * x + direction.y * y, direction.x * y - direction.y * x};
+}
+
+// The same for the egocentric layout.
+HD void write_neighbor_egocentric(State s, Io io, int i, int j, int slot) {
+    float* row = &io.obs[i][slot];
+    bool visible = j >= 0 && s.in_game[i];
+    j = math::max(j, 0);
+    Point own = io.scratch->direction[i], other = io.scratch->direction[j];
+    Point place = in_frame(own, s.position[j][0] - s.position[i][0], s.position[j][1] - s.position[i][1]);
+    Point velocity =
+        in_frame(own, s.speed[j] * other.x - s.speed[i] * own.x, s.speed[j] * other.y - s.speed[i] * own.y);
+    row[0 * NUM_OBSERVED] = visible ? place.x / DIAGONAL : 0;
+    row[1 * NUM_OBSERVED] = visible ? place.y / DIAGONAL : 0;
+    row[2 * NUM_OBSERVED] = visible ? velocity.x / MAX_SPEED : 0;
+    row[3 * NUM_OBSERVED] = visible ? velocity.y / MAX_SPEED : 0;
+    row[4 * NUM_OBSERVED] = visible && is_tagger(j);
+    row[5 * NUM_OBSERVED] = visible;
+    row[6 * NUM_OBSERVED] = visible && s.in_game[j];
+}
+
+// Writes what agent i observes of itself, after the others: heading, speed, acceleration, position.
+HD void write_own(State s, Io io, int i) {
+    float* own = &io.obs[i][7 * NUM_OBSERVED];
+    bool in_game = s.in_game[i];
+    own[0] = in_game ? io.scratch->direction[i].x : 0;
+    own[1] = in_game ? io.scratch->direction[i].y : 0;
+    own[2] = in_game ? s.speed[i] / MAX_SPEED : 0;
+    own[3] = in_game ? s.acceleration[i] / MAX_SPEED : 0;
+    own[4] = in_game ? s.position[i][0] / SIDE : 0;
+    own[5] = in_game ? s.position[i][1] / SIDE : 0;
+}
+
 HD void observe(State s, Io io) {
+    if (EGOCENTRIC) {
+        FOR_AGENTS (i) {
+            Point* direction = &io.scratch->direction[EGOCENTRIC ? i : 0];
+            math::sincos(s.heading[i], &direction->y, &direction->x);
+        }
+        if (OBSERVE_ALL) group_sync();
+    }
     if (!OBSERVE_ALL) {
         FOR_AGENTS (i) {
             float x = s.in_game[i] ? s.position[i][0] : math::from_bits(math::INF_BITS);
@@ -136,7 +179,13 @@ HD void observe(State s, Io io) {
     }
     FOR_RANGE (k, NUM_AGENTS * NUM_OBSERVED) {
         int i = k / NUM_OBSERVED, slot = k % NUM_OBSERVED;
-        write_neighbor(s, io, i, OBSERVE_ALL ? slot + (slot >= i) : io.scratch->observed[i][slot], slot);
+        int j = OBSERVE_ALL ? slot + (slot >= i) : io.scratch->observed[i][slot];
+        if (EGOCENTRIC)
+            write_neighbor_egocentric(s, io, i, j, slot);
+        else
+            write_neighbor(s, io, i, j, slot);
     }
+    if (EGOCENTRIC)
+        FOR_AGENTS (i) write_own(s, io, i);
     FOR_AGENTS (i) io.obs[i][OBS_SIZE - 1] = s.in_game[i] ? (float)io.elapsed_steps / (float)MAX_STEPS : 0.0f;
 }

@@ -13,6 +13,7 @@ from gpu_vecenv.declare.config import FixedArgument
 from gpu_vecenv.declare.field import Field
 from gpu_vecenv.declare.kernels import KernelSignature
 from gpu_vecenv.declare.source_rules import SOURCE_RULES
+from gpu_vecenv.declare.versions import OtherVersion
 from gpu_vecenv.errors import EnvDefinitionError
 
 PROPERTIES = (
@@ -50,6 +51,11 @@ def _int_from(low: int, high: int) -> Callable[[Any], bool]:
     return lambda value: type(value) is int and low <= value <= high
 
 
+def _is_action(value: Any) -> bool:
+    numbers = value if isinstance(value, tuple | list) and value else (value,)
+    return all(type(x) in (int, float) and math.isfinite(x) for x in numbers)
+
+
 PRESET_ALGORITHMS = "pqn", "pqn-vdn"  # that games may have presets of, beside PPO
 _FLAG = Attribute(lambda value: isinstance(value, bool), "True or False")
 _TEXT = Attribute(lambda value: isinstance(value, str), "a str")
@@ -85,6 +91,10 @@ ATTRIBUTES = {
         ),
         'True, False or a tuple of roles, such as ("scout",)',
     ),
+    "noop": Attribute(
+        lambda value: value is None or _is_action(value) or (_mapping(value) and all(map(_is_action, value.values()))),
+        "a number, a tuple of numbers, a mapping, role -> that, or None",
+    ),
     "zero_sum": _FLAG,
     "title": _TEXT,
     "reset_options": _tuple_of(str, '("low", "high")'),
@@ -101,6 +111,17 @@ ATTRIBUTES = {
         lambda value: _mapping(value) and all(map(callable, value.values())), "a mapping, name there -> function"
     ),
     "version": Attribute(_int_from(0, 2**31 - 1), "an int, 0 … 2^31 - 1"),
+    "other_versions": Attribute(
+        lambda value: (
+            isinstance(value, Mapping)
+            and all(_int_from(0, 2**31 - 1)(number) for number in value)
+            and all(
+                isinstance(other, OtherVersion) and _mapping(other.config) and other.config and _mapping(other.preset)
+                for other in value.values()
+            )
+        ),
+        'a mapping, number -> OtherVersion(config={"old_rules": True})',
+    ),
 }
 
 
@@ -133,6 +154,12 @@ def check_attributes(game: type[Any], ancestor: type[Any]) -> None:
         if isinstance(target, str) and target not in keys and argument not in ancestor.reference_arguments:
             raise EnvDefinitionError(
                 f"{name}: reference_arguments[{argument!r}] is {target!r}; expected a field, one of {sorted(keys)}"
+            )
+    for number, other in game.other_versions.items():
+        if number == game.version or not set(other.config) <= set(keys):
+            raise EnvDefinitionError(
+                f"{name}: other_versions[{number}] has the configuration {dict(other.config)}; expected fields, some "
+                f"of {sorted(keys)}, and a number other than version = {game.version}"
             )
     for attribute in PROPERTIES:
         if inspect.isfunction(own.get(attribute)):

@@ -31,6 +31,7 @@ from gpu_vecenv.declare.layout import (
 from gpu_vecenv.declare.obs_parts import Entities, Own, Parts, check_parts, total_size
 from gpu_vecenv.declare.randomize import Range, checked_ranges, randomizable, resolve_randomized, with_values
 from gpu_vecenv.declare.spaces import ActionLayout, ObservationLayout, unbounded
+from gpu_vecenv.declare.versions import OtherVersion
 from gpu_vecenv.errors import ConfigError, EnvDefinitionError
 from gpu_vecenv.files import cuda_folder
 
@@ -42,6 +43,7 @@ __all__ = [
     "Env",
     "Field",
     "FixedArgument",
+    "OtherVersion",
     "Own",
     "boolean",
     "f32",
@@ -99,6 +101,9 @@ class Env:
     # True, or names of roles: an agent of theirs that ends before its episode does has died. It acts no longer, its
     # observation is zero but for its id, and it receives rewards until the episode ends.
     team_reward: ClassVar[bool | tuple[str, ...]] = False
+    # The action with which an agent does nothing: one number for all heads or all of a Box, or a tuple of numbers; or
+    # role -> that. Opponents that stand still need it.
+    noop: ClassVar[int | float | tuple[float, ...] | Mapping[str, Any] | None] = None
     zero_sum: ClassVar[bool] = False  # True: two agents, whose rewards sum to 0 in every step
     # The device code reads Box actions clipped to their bounds. False: it reads them as they were given, if finite.
     clip_actions: ClassVar[bool] = True
@@ -118,6 +123,8 @@ class Env:
     # own arguments. PettingZoo's views have them.
     reference_methods: ClassVar[Mapping[str, Callable[..., Any]]] = types.MappingProxyType({})
     version: ClassVar[int] = 0  # increased when the rules change: results of two versions are not comparable
+    # Versions that other configurations play, by number. Each has ids of its own in Gymnasium and PettingZoo.
+    other_versions: ClassVar[Mapping[int, OtherVersion]] = types.MappingProxyType({})
 
     @property
     def roles(self) -> Mapping[str, int]:
@@ -304,6 +311,20 @@ class Env:
     def num_agents(self) -> int:
         """Agents of one environment, all roles."""
         return sum(self.roles.values())
+
+    @property
+    def played_version(self) -> int:
+        """The version whose rules this configuration plays: ``version``, or one of ``other_versions``."""
+        for number, other in self.other_versions.items():
+            if all(getattr(self, name) == value for name, value in other.config.items()):
+                return number
+        return self.version
+
+    @property
+    def own_preset(self) -> Mapping[str, Any]:
+        """The preset of the version that this configuration plays."""
+        played = self.played_version
+        return self.other_versions[played].preset if played in self.other_versions else self.preset
 
     @property
     def randomizable(self) -> tuple[str, ...]:

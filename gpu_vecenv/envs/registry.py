@@ -69,22 +69,32 @@ def register(game: type[Env], name: str | None = None) -> None:
         )
     if GAMES.get(name, game) is not game:
         raise EnvDefinitionError(f"register: {name!r} is already {GAMES[name].__qualname__}; choose another name")
-    known = gymnasium.registry.get(gymnasium_id(game, name))
-    if known is not None and known.kwargs.get("game") != name:
-        raise EnvDefinitionError(
-            f"register: the id {known.id!r} of {name!r} is already that of {known.kwargs.get('game')!r}; "
-            "give the class another name, title or version"
-        )
+    for version in versions(game):
+        known = gymnasium.registry.get(gymnasium_id(game, name, version))
+        if known is not None and known.kwargs.get("game") != name:
+            raise EnvDefinitionError(
+                f"register: the id {known.id!r} of {name!r} is already that of {known.kwargs.get('game')!r}; "
+                "give the class another name, title or version"
+            )
     GAMES[name] = game
     _register_ids(game, name)
 
 
-def gymnasium_id(game: type[Env], name: str | None = None) -> str:
-    """Gymnasium id, ``gpu_vecenv/TagContinuous-v0``; derived from ``name`` if it differs from the game's own name."""
+def gymnasium_id(game: type[Env], name: str | None = None, version: int | None = None) -> str:
+    """Gymnasium id, ``gpu_vecenv/TagContinuous-v0``; derived from ``name`` if it differs from the game's own name.
+
+    ``version`` is by default that of the default configuration.
+    """
     title = game.title or game.__name__
     if name is not None and name != game.name():
         title = "".join(word.capitalize() for word in name.split("_"))
-    return f"gpu_vecenv/{title}-v{game.version}"
+    return f"gpu_vecenv/{title}-v{game.version if version is None else version}"
+
+
+def versions(game: type[Env]) -> dict[int, Mapping[str, Any]]:
+    """Every version that a game plays, in order -> the configuration values that select it."""
+    found = {number: other.config for number, other in game.other_versions.items()} | {game.version: {}}
+    return dict(sorted(found.items()))
 
 
 def _time_limit(game: type[Env]) -> int | None:
@@ -95,20 +105,22 @@ def _time_limit(game: type[Env]) -> int | None:
 
 def _register_ids(game: type[Env], name: str) -> None:
     """Register the ids of Gymnasium and PettingZoo; the entry points get the game by name."""
-    if (title := gymnasium_id(game, name)) not in gymnasium.registry:
-        limit = _time_limit(game)
-        gymnasium.register(
-            title,
-            entry_point=f"gpu_vecenv.views.gymnasium_env:{'UnlimitedGymnasiumEnv' if limit else 'GymnasiumEnv'}",
-            max_episode_steps=limit,
-            reward_threshold=game.reward_threshold,
-            vector_entry_point="gpu_vecenv.views.gymnasium_env:GymnasiumVectorEnv",
-            kwargs={"game": name},
-        )
-    title = f"gpu_vecenv/{name}-v{game.version}"
-    if hasattr(pettingzoo, "register") and title not in pettingzoo.parallel_registry:  # since PettingZoo 1.27
-        pettingzoo.register("parallel", title, "gpu_vecenv.views.pettingzoo_env:parallel_env", kwargs={"game": name})
-        pettingzoo.register("aec", title, "gpu_vecenv.views.pettingzoo_env:aec_env", kwargs={"game": name})
+    for version, config in versions(game).items():
+        kwargs = {"game": name, **config}
+        if (title := gymnasium_id(game, name, version)) not in gymnasium.registry:
+            limit = _time_limit(game)
+            gymnasium.register(
+                title,
+                entry_point=f"gpu_vecenv.views.gymnasium_env:{'UnlimitedGymnasiumEnv' if limit else 'GymnasiumEnv'}",
+                max_episode_steps=limit,
+                reward_threshold=game.reward_threshold,
+                vector_entry_point="gpu_vecenv.views.gymnasium_env:GymnasiumVectorEnv",
+                kwargs=kwargs,
+            )
+        title = f"gpu_vecenv/{name}-v{version}"
+        if hasattr(pettingzoo, "register") and title not in pettingzoo.parallel_registry:  # since PettingZoo 1.27
+            pettingzoo.register("parallel", title, "gpu_vecenv.views.pettingzoo_env:parallel_env", kwargs=kwargs)
+            pettingzoo.register("aec", title, "gpu_vecenv.views.pettingzoo_env:aec_env", kwargs=kwargs)
 
 
 def find_game(name: str) -> type[Env]:

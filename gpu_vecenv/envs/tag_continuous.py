@@ -11,8 +11,26 @@ import numpy as np
 from gymnasium.spaces import MultiDiscrete
 
 from gpu_vecenv.declare.drawing import BLACK, BLUE, GREY, RED, WHITE, Circle, Drawing, Line, blend, discs
-from gpu_vecenv.declare.env import Entities, Env, Field, Own, boolean, f32, param
+from gpu_vecenv.declare.env import Entities, Env, Field, OtherVersion, Own, boolean, f32, param
 from gpu_vecenv.errors import ConfigError
+
+EGOCENTRIC_PRESET = MappingProxyType(
+    {
+        "num_envs": 512,
+        "total_steps": 30_000_000,
+        "num_steps": 64,
+        "num_minibatches": 32,
+        "learning_rate": 0.0005,
+        "gamma": 0.99,
+        "final_entropy_coefficient": 0.0,
+        "network": "entities",
+        "hidden_sizes": (128, 128),
+        "normalize_obs": True,
+        "normalize_returns": True,
+        "shared_trunk": False,
+        "precision": "tf32",
+    }
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +51,7 @@ class TagContinuous(Env):
     max_turn: float = param(2.356, low=-6.283, high=6.283)  # rad per step, highest level
     turn_levels: int = param(20, low=1)  # besides "no change"
     num_neighbors: int | Literal["all"] = param(10, low=1)  # nearest other agents in an observation, or "all"
+    egocentric: bool = False  # True: agents observe themselves, and others in the frame of their own heading
     tagging_distance: float = param(0.02, low=0, high=1e3)  # as a fraction of side
     tag_reward: float = 10.0  # to the nearest tagger, for each runner it tags
     tag_penalty: float = -10.0  # to a tagged runner
@@ -53,6 +72,7 @@ class TagContinuous(Env):
     )
     derived = ("num_observed", "observe_all")
     termination_label = "every runner was tagged"
+    other_versions = MappingProxyType({1: OtherVersion(config={"egocentric": True}, preset=EGOCENTRIC_PRESET)})
     preset = MappingProxyType(
         {
             "num_envs": 64,
@@ -90,6 +110,10 @@ class TagContinuous(Env):
 
     @property
     def obs_parts(self) -> tuple[Own | Entities, ...]:
+        if self.egocentric:
+            others = Entities("other", self.num_observed, 7, presence=5, by_feature=True)
+            own = Own("heading", 2), Own("speed", 1), Own("acceleration", 1), Own("position", 2), Own("time", 1)
+            return (others, *own)
         return (Entities("other", self.num_observed, 7, presence=6, by_feature=True), Own("time", 1))
 
     @property

@@ -83,7 +83,7 @@ def export(policy: GamePolicy, folder: Path, file_format: FileFormat) -> list[Ex
         files.append(Exported(path, difference))
     described = {
         "game": policy.game.name(),
-        "version": policy.game.version,
+        "version": policy.game.played_version,
         "config": policy.game.layout.config,
         "made_with": {"gpu_vecenv": __version__, "torch": str(torch.__version__)},
         "policies": {

@@ -19,7 +19,8 @@ LISTED = 8  # names listed in an error message
 
 def versioned_name(requested: str | type[Env] | Env, game: Env | type[Env]) -> str:
     """Name in PettingZoo's style, ``tag_continuous_v0``, of a game that was requested as ``requested``."""
-    return f"{requested if isinstance(requested, str) else game.name()}_v{game.version}"
+    version = game.played_version if isinstance(game, Env) else game.version
+    return f"{requested if isinstance(requested, str) else game.name()}_v{version}"
 
 
 def role_of_agents(game: Env) -> dict[str, str]:

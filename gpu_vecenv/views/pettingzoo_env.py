@@ -26,7 +26,7 @@ from gpu_vecenv.engine.actions import ActionValidator
 from gpu_vecenv.engine.arguments import construct, validate_seed
 from gpu_vecenv.engine.make import make
 from gpu_vecenv.engine.step_buffers import StepBuffers
-from gpu_vecenv.envs.registry import GAMES, Game, configuration_names
+from gpu_vecenv.envs.registry import GAMES, Game, configuration_names, versions
 from gpu_vecenv.errors import AgentKeyError, PettingZooResetNeededError, UnknownModuleError, nearest
 from gpu_vecenv.views.agents import (
     action_mask_slices,
@@ -504,21 +504,27 @@ def __getattr__(name: str) -> ModuleType:
     Raises:
         UnknownModuleError: No registered game has this name and version.
     """
-    modules = [versioned_name(title, game) for title, game in GAMES.items()]
-    if name not in modules:
+    if name not in (modules := _modules()):
         raise UnknownModuleError(f"module {__name__} has no attribute {name!r}; {nearest(name, modules)}")
     return _module(name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *(versioned_name(title, game) for title, game in GAMES.items())})
+    return sorted({*globals(), *_modules()})
+
+
+def _modules() -> list[str]:
+    return [f"{title}_v{version}" for title, game in GAMES.items() for version in versions(game)]
 
 
 @cache
 def _module(name: str) -> ModuleType:
-    title = name.rpartition("_v")[0]
-    module = ModuleType(f"{__name__}.{name}", f"The game {title}, version {name.rpartition('_v')[2]}, for PettingZoo.")
+    title, _, version = name.rpartition("_v")
+    module, config = ModuleType(f"{__name__}.{name}"), versions(GAMES[title])[int(version)]
+    module.__doc__ = f"The game {title}, version {version}, for PettingZoo."
     vars(module).update(
-        parallel_env=partial(_array_env, title), env=partial(aec_env, title), raw_env=partial(_raw_env, title)
+        parallel_env=partial(_array_env, title, **config),
+        env=partial(aec_env, title, **config),
+        raw_env=partial(_raw_env, title, **config),
     )
     return module

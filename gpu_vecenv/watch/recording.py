@@ -76,7 +76,7 @@ def record(
     replays = [
         Replay(
             game=name,
-            version=game.version,
+            version=game.played_version,
             config=config,
             seed=seed,
             env_index=env_index,

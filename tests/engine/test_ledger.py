@@ -6,7 +6,7 @@ import ledger
 import pytest
 
 import gpu_vecenv
-from gpu_vecenv.envs.registry import GAMES
+from gpu_vecenv.envs.registry import GAMES, versions
 
 
 def row(steps=(5, 40), **changes):
@@ -30,8 +30,12 @@ def written(tmp_path):
 
 def test_the_ledger_covers_every_game_and_mode_with_enough_steps():
     rows = list(ledger.rows_to_record(100_000_000))
-    assert {(r["game"], r["autoreset_mode"]) for r in rows} == {
-        (name, mode) for name in GAMES for mode in ("same_step", "next_step", "disabled")
+    played = [gpu_vecenv.configure(r["game"], **r["config"]).played_version for r in rows]
+    assert {(r["game"], version, r["autoreset_mode"]) for r, version in zip(rows, played, strict=True)} == {
+        (name, version, mode)
+        for name, game in GAMES.items()
+        for version in versions(game)
+        for mode in ("same_step", "next_step", "disabled")
     }
     for each in rows:
         agents = gpu_vecenv.configure(each["game"], **each["config"]).num_agents
@@ -87,7 +91,7 @@ def test_a_row_of_other_device_code_is_stale_but_may_be_reproduced(written, caps
 def test_the_host_reproduces_what_a_gpu_records(tmp_path, capsys):
     path = tmp_path / "new" / "ledger.jsonl"
     assert ledger.main(["record", "--agent-steps", "2e6", "--ledger", str(path)]) == 0
-    assert len(ledger.read(path)) == 3 * len(GAMES)
+    assert len(ledger.read(path)) == 3 * sum(len(versions(game)) for game in GAMES.values())
     assert ledger.main(["replay", "--ledger", str(path)]) == 0
 
 

@@ -39,11 +39,20 @@ CONTINUOUS = {
     "levels": {**FEW, "acceleration_levels": 3, "turn_levels": 1, "max_turn": -1.0, "min_acceleration": -0.3},
     "many tags at once": {"num_taggers": 2, "num_runners": 30, "side": 2.0, "max_steps": 12, "tagging_distance": 0.4},
 }
-LARGE = {"defaults": {}, "ten thousand agents": {"num_taggers": 500, "num_runners": 9500}}
+CONTINUOUS |= {
+    f"egocentric, {name}": {**CONTINUOUS[name], "egocentric": True}
+    for name in ("tags", "all neighbours", "more neighbours than agents", "tagged runners stay", "skills", "levels")
+}
+LARGE = {
+    "defaults": {},
+    "egocentric": {"egocentric": True},
+    "ten thousand agents": {"num_taggers": 500, "num_runners": 9500},
+}
 CASES = [("tag_gridworld", name, 6, 300) for name in GRIDWORLDS]
 CASES += [("tag_continuous", name, 6, 200) for name in CONTINUOUS]
 CASES += [
     ("tag_continuous", "defaults", 2, 120),
+    ("tag_continuous", "egocentric", 2, 60),
     pytest.param("tag_continuous", "ten thousand agents", 1, 1, marks=pytest.mark.exhaustive),
 ]
 ORACLES = {"tag_gridworld": tag_gridworld, "tag_continuous": tag_continuous}
@@ -185,10 +194,11 @@ def crowds(random: np.random.Generator, count: int) -> dict[str, np.ndarray]:
     return few | {"three alone": alone, "in a line": line, "in one place": np.full((count, 2), 4.0)}
 
 
+@pytest.mark.parametrize("egocentric", [False, True])
 @pytest.mark.parametrize("runners", [64, 194])  # two hundred agents are sorted into cells on a GPU too
-def test_the_nearest_are_found_for_all_layouts(runners, device):
+def test_the_nearest_are_found_for_all_layouts(runners, egocentric, device):
     """Against the oracle, which looks at everybody: crowds in corners, on the borders of cells, and sparse ones."""
-    random, config = np.random.default_rng(11), {**CROWD, "num_runners": runners}
+    random, config = np.random.default_rng(11), {**CROWD, "num_runners": runners, "egocentric": egocentric}
     places = np.float32(list(crowds(random, 6 + runners).values()))
     out = random.random(places.shape[:2]) < np.linspace(0, 0.95, len(places))[:, None]  # in the last, few are left
     out[:, :6] = False

@@ -6,7 +6,8 @@ to float32, with 0 in front for index 0. A heading is np.mod(., TWO_PI) in float
 rounding gives TWO_PI itself. An agent's top speed is the product max_speed * skill. Squared
 distance is dx*dx + dy*dy; nearest, K nearest and "distance < radius" compare it (the last with
 radius * radius), ties to the lower id. Observations divide, by D = sqrt2 * G, max_speed, TWO_PI
-and T. sin and cos are the caller's; by default float64's, rounded to float32.
+and T. sin and cos are the caller's; by default float64's, rounded to float32. Egocentric
+observations rotate a difference (x, y) by minus the heading h: (cos h x + sin h y, cos h y - sin h x).
 
 A reward starts as s * (edge + step reward); the tags are added one at a time, runners in agent
 order, the survival reward last. Distances are those after all moves.
@@ -53,6 +54,7 @@ class TagContinuousOracle:
         max_turn=2.356,
         turn_levels=20,
         num_neighbors=10,
+        egocentric=False,
         tagging_distance=0.02,
         tag_reward=10,
         tag_penalty=-10,
@@ -70,7 +72,7 @@ class TagContinuousOracle:
         self.top_speed = self.max_speed * np.where(self.tagger, F(tagger_skill), F(runner_skill))
         self.acceleration_level = levels(min_acceleration, max_acceleration, acceleration_levels)
         self.turn_level = levels(min_turn, max_turn, turn_levels)
-        self.num_neighbors = num_neighbors
+        self.num_neighbors, self.egocentric = num_neighbors, egocentric
         self.radius = F(tagging_distance) * self.side
         self.tag_reward, self.tag_penalty = F(tag_reward), F(tag_penalty)
         self.step_reward = np.where(self.tagger, F(tagger_step_reward), F(runner_step_reward))
@@ -142,13 +144,22 @@ class TagContinuousOracle:
         self.active = was_active & ~terminations & ~truncations
         return np.where(was_active, rewards, F(0)), terminations, truncations
 
+    @staticmethod
+    def _turned(facing, vector):
+        """The vector as one sees it who looks along ``facing``: ahead, to the left."""
+        cosine, sine = facing
+        return np.array([cosine * vector[0] + sine * vector[1], cosine * vector[1] - sine * vector[0]], F)
+
     def observe(self):
-        """Return the (A, 7M + 1) observations of the current state."""
+        """Return the (A, 7M + 1) observations of the current state, or (A, 7M + 7) egocentric ones."""
         in_game = np.asarray(self.in_game, bool)
         observe_all = self.num_neighbors == "all"
         m = self.num_agents - 1 if observe_all else self.num_neighbors
-        observations = np.zeros((self.num_agents, 7 * m + 1), F)
+        observations = np.zeros((self.num_agents, 7 * m + (7 if self.egocentric else 1)), F)
         diagonal = F(np.sqrt(2)) * self.side
+        heading = np.asarray(self.heading)
+        facing = np.stack([self.cos(heading), self.sin(heading)], axis=1)
+        velocity = np.asarray(self.speed)[:, None] * facing
         for i in np.flatnonzero(in_game):
             others = np.delete(np.arange(self.num_agents), i)
             if not observe_all:
@@ -156,6 +167,16 @@ class TagContinuousOracle:
                 # A stable sort keeps the lower id first on ties.
                 order = np.argsort(self._squared_distance(i, others), kind="stable")
                 others = others[order[:m]]
+            if self.egocentric:
+                seen = np.zeros((m, 7), F)
+                for slot, j in enumerate(others):
+                    place = self._turned(facing[i], self.position[j] - self.position[i]) / diagonal
+                    moves = self._turned(facing[i], velocity[j] - velocity[i]) / self.max_speed
+                    seen[slot] = [*place, *moves, self.tagger[j], 1, in_game[j]]
+                own = [*facing[i], self.speed[i] / self.max_speed, self.acceleration[i] / self.max_speed]
+                own += [*(self.position[i] / self.side), F(self.elapsed_steps) / F(self.max_steps)]
+                observations[i] = [*seen.T.reshape(-1), *own]
+                continue
             features = np.zeros((7, m), F)
             features[:, : len(others)] = [
                 (self.position[others, 0] - self.position[i, 0]) / diagonal,

@@ -106,9 +106,34 @@ def test_scripts_on_the_grid_beat_random_actions(example: ModuleType, device: st
     assert results[False, True]["episodes"] == 100
 
 
+@pytest.mark.parametrize("num_neighbors", [3, "all"])
+@pytest.mark.parametrize("role", ["tagger", "runner"])
+def test_what_is_observed_is_the_state(example: ModuleType, role: str, num_neighbors: Any, device: str) -> None:
+    """Of an egocentric observation, after some steps: own motion and place, and those of the agents seen."""
+    config: dict[str, Any] = {"num_taggers": 2, "num_runners": 3, "num_neighbors": num_neighbors, "side": 5.0}
+    env = VecEnv(configure("tag_continuous", egocentric=True, **config), 20, device)
+    obs, _ = env.reset(seed=4)
+    for _ in range(30):
+        obs = env.step(env.sample_actions())[0]
+    here, (x, heading, speed) = env.game.layout.role_slices[role], map(env.state.get, ("position", "heading", "speed"))
+    own, playing = example.ObservedState(env.game, role), env.state["in_game"][:, here]
+    assert playing.any()
+    sight = own.update(obs[:, here])
+    near = {"rtol": 0, "atol": 1e-4}  # float32's rounding of places up to 5, after a turn and back
+    for found, expected in ((own.low, x), (own.high, x), (own.speed, speed), (example.direction(own.heading), None)):
+        expected = example.direction(heading) if expected is None else expected
+        torch.testing.assert_close(found[playing], expected[:, here][playing], **near)
+    velocity = speed[..., None] * example.direction(heading)
+    moves = sight.speed[..., None] * example.direction(sight.heading)
+    for seen, of in ((sight.position, x[:, None] - x[:, here, None]), (moves, velocity[:, None].expand(-1, 5, 5, 2))):
+        apart = (seen[..., None, :] - of[:, : seen.shape[1], None]).abs().amax(-1)  # from each of the five
+        assert apart.amin(-1)[sight.there & playing[..., None]].max() < near["atol"]
+
+
 @pytest.mark.slow
-def test_scripts_on_the_square_beat_random_actions(example: ModuleType, device: str) -> None:
-    game = configure("tag_continuous", num_taggers=4, num_runners=12, max_steps=150)
+@pytest.mark.parametrize("egocentric", [False, True])
+def test_scripts_on_the_square_beat_random_actions(example: ModuleType, egocentric: bool, device: str) -> None:
+    game = configure("tag_continuous", num_taggers=4, num_runners=12, max_steps=150, egocentric=egocentric)
 
     def play(tag: bool, run: bool) -> dict[str, float]:
         actors = {"tagger": example.pursuit(game) if tag else None, "runner": example.flee(game) if run else None}

@@ -29,7 +29,7 @@ from support.synchronisation import no_synchronisation
 import gpu_vecenv
 from gpu_vecenv import GymnasiumEnv, GymnasiumVectorEnv
 from gpu_vecenv.compile.backends.select import working_drivers
-from gpu_vecenv.envs.registry import GAMES, gymnasium_id
+from gpu_vecenv.envs.registry import GAMES, gymnasium_id, versions
 from gpu_vecenv.errors import (
     ClosedEnvError,
     ConfigError,
@@ -42,6 +42,7 @@ from gpu_vecenv.errors import (
 
 MODES = ["same_step", "next_step", "disabled"]
 IDS = {name: gymnasium_id(game) for name, game in GAMES.items()}
+ALL_IDS = [gymnasium_id(game, version=version) for game in GAMES.values() for version in versions(game)]
 # Few agents, so that they leave early and environments end often.
 TAG = {"num_taggers": 2, "num_runners": 3, "num_neighbors": 3, "side": 3.0, "max_steps": 12, "tagging_distance": 0.1}
 SMALL = {"tag_continuous": TAG, "tag_gridworld": {"grid": 4, "max_steps": 7}}
@@ -61,7 +62,14 @@ def as_numpy(value):
 def test_every_game_has_its_id():
     assert IDS["tag_continuous"] == "gpu_vecenv/TagContinuous-v0"
     assert {"gpu_vecenv/CartPole-v1", "gpu_vecenv/MountainCarContinuous-v0"} <= set(IDS.values())
-    assert set(IDS.values()) <= set(gymnasium.registry)
+    assert set(IDS.values()) < set(ALL_IDS) <= set(gymnasium.registry)
+
+
+@pytest.mark.parametrize(("version", "egocentric", "size"), [(0, False, 71), (1, True, 77)])
+def test_every_version_has_an_id(version, egocentric, size):
+    env = gymnasium.make_vec(f"gpu_vecenv/TagContinuous-v{version}", num_envs=1, device="cpu")
+    assert env.game.egocentric is egocentric and env.game.played_version == version
+    assert env.single_observation_space.shape == (size,)
 
 
 @pytest.mark.parametrize("name", GAMES)
@@ -147,9 +155,9 @@ def test_gymnasium_vectorises_the_single_env_too():
 # ---------------------------------------------------------------------- the single env
 
 
-@pytest.mark.parametrize("name", GAMES)
-def test_gymnasiums_checker_passes_on_every_single_env(name):
-    env = gymnasium.make(IDS[name])
+@pytest.mark.parametrize("env_id", ALL_IDS)
+def test_gymnasiums_checker_passes_on_every_single_env(env_id):
+    env = gymnasium.make(env_id)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         # Advice on spaces, and these are the games' own: positions without bounds, a torque of +-2.
@@ -590,20 +598,22 @@ def test_an_action_beyond_64_bits_is_refused(action):
 # ---------------------------------------------------------------------- our own checker
 
 
-# Each game in one mode, one of them in all; the others too in `make test-exhaustive`.
+# Each version of a game in one mode, one of them in all; the others too in `make test-exhaustive`.
+VERSIONS = [(name, config) for name, game in GAMES.items() for config in versions(game).values()]
 CHECKED = [
     pytest.param(
-        *(name, mode), marks=[] if name == "tag_gridworld" or (i - k) % len(MODES) == 0 else pytest.mark.exhaustive
+        *(name, config, mode),
+        marks=[] if name == "tag_gridworld" or (i - k) % len(MODES) == 0 else pytest.mark.exhaustive,
     )
-    for i, name in enumerate(GAMES)
+    for i, (name, config) in enumerate(VERSIONS)
     for k, mode in enumerate(MODES)
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "mode"), CHECKED)
-def test_every_game_passes_the_checks(name, mode, device):
-    config = {"max_steps": 20, **SMALL.get(name, {})}
+@pytest.mark.parametrize(("name", "version", "mode"), CHECKED)
+def test_every_version_passes_the_checks(name, version, mode, device):
+    config = {"max_steps": 20, **SMALL.get(name, {}), **version}
     limit = config.pop("max_steps")
     if name == "tag_gridworld":
         config["random_start"] = True  # else nothing in it is random

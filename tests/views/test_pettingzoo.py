@@ -50,6 +50,7 @@ CONTINUOUS = [name for name in MULTI if "continuous_actions" in GAMES[name].__da
 UNMASKED = [
     *((name, SMALL.get(name, {})) for name in MULTI),
     *((name, {}) for name in SMALL),
+    ("tag_continuous", {**TAG, "egocentric": True}),
     *((name, {"continuous_actions": True}) for name in CONTINUOUS),
     (Race, {}),
     (Sacrifice, {"num_units": 3, "max_steps": 6}),
@@ -912,6 +913,18 @@ def test_every_game_has_a_module(name):
     env = module.parallel_env(max_cycles=3, device="cpu", output="numpy")
     assert (str(env), env.game.max_steps, type(env.game)) == (title, 3, GAMES[name])
     assert str(module.env(max_cycles=3).unwrapped) == str(module.raw_env(max_cycles=3).unwrapped) == title
+
+
+def test_every_version_has_a_module_and_an_id():
+    for version, egocentric in enumerate((False, True)):
+        title = f"tag_continuous_v{version}"
+        assert title in dir(pettingzoo_env)
+        module = getattr(pettingzoo_env, title)
+        for env in (module.parallel_env(device="cpu"), module.env().unwrapped, module.raw_env()):
+            assert (env.game.egocentric, env.metadata["name"]) == (egocentric, title)
+        if hasattr(pettingzoo, "register"):
+            env = pettingzoo.make("parallel", f"gpu_vecenv/tag_continuous-v{version}", device="cpu")
+            assert env.game.egocentric is egocentric
 
 
 def test_a_game_of_ones_own_has_a_module_once_it_is_known(monkeypatch):
