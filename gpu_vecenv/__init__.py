@@ -10,6 +10,7 @@ from gpu_vecenv.engine.sampler import Sample, Sampler
 from gpu_vecenv.engine.step_buffers import StepBuffers
 from gpu_vecenv.engine.vec_env import Fault, VecEnv
 from gpu_vecenv.envs.registry import configure, register
+from gpu_vecenv.train.crossplay import crossplay
 from gpu_vecenv.train.curriculum import ByMetric, Curriculum, PiecewiseLinear
 from gpu_vecenv.train.episode_log import EpisodeLog
 from gpu_vecenv.train.evaluation import evaluate
@@ -60,6 +61,7 @@ __all__ = [
     "check_parallel_env",
     "check_vector_env",
     "configure",
+    "crossplay",
     "evaluate",
     "exploitability",
     "load_policy",

@@ -15,6 +15,7 @@ from gymnasium.error import Error as GymnasiumError
 from gpu_vecenv._version import __version__
 from gpu_vecenv.cli.bench import Bench
 from gpu_vecenv.cli.check import Check
+from gpu_vecenv.cli.crossplay import Crossplay
 from gpu_vecenv.cli.doctor import Doctor
 from gpu_vecenv.cli.evaluate import Evaluate
 from gpu_vecenv.cli.exploit import Exploit
@@ -60,6 +61,7 @@ COMMANDS: dict[str, Any] = {
     "train": Train,
     "evaluate": Evaluate,
     "exploit": Exploit,
+    "crossplay": Crossplay,
     "plot": Plot,
     "export": Export,
     "replay": Replay,

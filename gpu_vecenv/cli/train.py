@@ -48,7 +48,7 @@ from gpu_vecenv.train.ppo import MAPPO, PPOConfig
 from gpu_vecenv.train.pqn import PQNConfig
 from gpu_vecenv.train.role_view import role_of
 from gpu_vecenv.train.run import check_log, run, run_seeds
-from gpu_vecenv.train.run_folder import SEEDS_FILE, SETTINGS, RunConfig, make_selection, seed_folder
+from gpu_vecenv.train.run_folder import SETTINGS, RunConfig, make_selection, read_seeds, seed_folder
 from gpu_vecenv.train.stored_config import stored_config, stored_configs, with_defaults
 from gpu_vecenv.train.trainer import Trainer
 
@@ -254,7 +254,7 @@ class Resume(DeviceOptions):
     def __call__(self) -> int:
         """Continue; the exit code of the run."""
         given = game_class(self.game_name) if self.game_name is not None else None
-        seeds = _read_seeds(self.resume)
+        seeds = read_seeds(self.resume)
         folders = [self.resume] if seeds is None else [seed_folder(self.resume, seed) for seed in seeds]
         begun = [folder for folder in folders if CheckpointFolder(folder / CHECKPOINTS).begun()]
         settings, run_config = _read_settings((begun or folders)[0])
@@ -312,20 +312,6 @@ def _newest_manifest(folder: Path, world: World) -> dict[str, Any]:
     """The manifest of this process's newest usable checkpoint in a run folder, with all options."""
     manifest = CheckpointFolder(folder / CHECKPOINTS, rank=world.rank, world_size=world.size).load()[1]
     return with_defaults(manifest, str(folder))
-
-
-def _read_seeds(folder: Path) -> list[int] | None:
-    """The seeds of a folder of several runs; None if it is one run's."""
-    path = folder / SEEDS_FILE
-    if not path.is_file():
-        return None
-    try:
-        seeds = json.loads(path.read_text(encoding="utf-8"))["seeds"]
-        if not seeds or not all(type(seed) is int for seed in seeds):
-            raise ValueError(f"seeds is {seeds!r:.80}; expected a list of ints")
-    except (LookupError, TypeError, ValueError) as error:
-        raise ConfigError(f"{path} is damaged or of another version: {type(error).__name__}: {error}") from error
-    return list(seeds)
 
 
 def _read_settings(folder: Path) -> tuple[dict[str, Any], RunConfig]:

@@ -165,6 +165,20 @@ def seed_folder(folder: Path, seed: int) -> Path:
     return Path(folder) / f"seed-{seed}"
 
 
+def read_seeds(folder: Path) -> list[int] | None:
+    """The seeds of a folder of several runs; None if it is one run's. Raises ConfigError if the list is damaged."""
+    path = folder / SEEDS_FILE
+    if not path.is_file():
+        return None
+    try:
+        seeds = json.loads(path.read_text(encoding="utf-8"))["seeds"]
+        if not seeds or not all(type(seed) is int for seed in seeds):
+            raise ValueError(f"seeds is {seeds!r:.80}; expected a list of ints")
+    except (LookupError, TypeError, ValueError) as error:
+        raise ConfigError(f"{path} is damaged or of another version: {type(error).__name__}: {error}") from error
+    return list(seeds)
+
+
 def check_free(folder: Path) -> None:
     """Raise ConfigError if the folder has a run, or runs of several seeds, with any checkpoint."""
     for one in (folder, *folder.glob("seed-*")):

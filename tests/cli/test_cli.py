@@ -19,6 +19,7 @@ import torch
 from support.processes import run_child
 
 import gpu_vecenv
+from gpu_vecenv.cli.crossplay import Crossplay
 from gpu_vecenv.cli.evaluate import Evaluate
 from gpu_vecenv.cli.exploit import Exploit
 from gpu_vecenv.cli.export import Export
@@ -192,14 +193,18 @@ def assert_mentioned(kinds, output):
         assert f"--{name.replace('_', '-')}" in mentioned
 
 
-@pytest.mark.parametrize("verb", ["evaluate", "exploit", "plot", "export"])
+@pytest.mark.parametrize("verb", ["crossplay", "evaluate", "exploit", "plot", "export"])
 def test_help_of_what_takes_a_run_mentions_every_field(verb, command):
     code, output, errors = command(verb, "--help")
     assert (code, errors) == (0, [])
-    assert_mentioned([{"evaluate": Evaluate, "exploit": Exploit, "plot": Plot, "export": Export}[verb]], output)
+    assert_mentioned(
+        [{"crossplay": Crossplay, "evaluate": Evaluate, "exploit": Exploit, "plot": Plot, "export": Export}[verb]],
+        output,
+    )
     assert re.search(rf"usage: gpu-vecenv {verb} .* RUN", output)
     purposes = {"evaluate": "other policies for some roles", "plot": "columns of metrics.csv"}
     purposes |= {"export": "a folder with a model card", "exploit": "of which the best one counts"}
+    purposes |= {"crossplay": "roles or agents that the row plays"}
     assert purposes[verb] in output
 
 
@@ -323,8 +328,8 @@ REFUSED = {
     "unknown command": ("trian tag_gridworld", "unknown command 'trian'; nearest: train"),
     "nothing like a command": (
         "xyzzy",
-        "unknown command 'xyzzy'; known: bench, check, doctor, evaluate, exploit, export, list, new, plot, replay, "
-        "show, train",
+        "unknown command 'xyzzy'; known: bench, check, crossplay, doctor, evaluate, exploit, export, list, new, plot, "
+        "replay, show, train",
     ),
     "list with arguments": ("list all", "Unrecognized options: all"),
     "doctor with arguments": ("doctor all", "Unrecognized options: all"),

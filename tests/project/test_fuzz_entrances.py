@@ -183,6 +183,14 @@ def entrances(tmp_path_factory):
                 "episodes": (2, COUNT), "seed": (1, set()), "on_progress": (lambda *_: None, {"a function", "a class"}),
             },
         ),
+        "crossplay": (
+            gpu_vecenv.crossplay,
+            {
+                "env": (env, set()), "policies": ({"a": policy, "b": None}, set()), "roles": ([], {"[]"}),
+                "episodes": (2, COUNT), "greedy": (False, TRUE), "seed": (1, set()),
+                "on_progress": (lambda *_: None, {"a function", "a class"}),
+            },
+        ),
         "rollout": (
             gpu_vecenv.rollout,
             {
@@ -472,6 +480,7 @@ LINES = {  # of each command one that ends within a second
     "resume": "train --resume run --device cpu",
     "evaluate": "evaluate run --episodes 2 --num-envs 2 --device cpu",
     "exploit": "exploit run --total-steps 16 --episodes 2 --num-envs 4 --device cpu",
+    "crossplay": "crossplay run --episodes 2 --num-envs 2 --device cpu",
     "plot": "plot run --out curve.png",
     "export": "export run --format torchscript --out new",
     "record": "replay record tag_gridworld --max-steps 5 --grid 4 --device cpu --out new",

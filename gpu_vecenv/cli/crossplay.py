@@ -1,0 +1,146 @@
+"""``gpu-vecenv crossplay``: the policies of several runs against each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from json import dumps
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from gpu_vecenv.cli.options import PROGRAM, DeviceOptions, imported, load_run_policy
+from gpu_vecenv.declare.config import check_fields, param
+from gpu_vecenv.engine.vec_env import VecEnv
+from gpu_vecenv.errors import ConfigError, counted
+from gpu_vecenv.escapes import printable
+from gpu_vecenv.files import check_output, replace_file
+from gpu_vecenv.progress import ProgressDisplay
+from gpu_vecenv.train.crossplay import CrossPlay, Entry, SelfAndCrossPlay, check_ratings, crossplay, ratings
+from gpu_vecenv.train.game_policy import GamePolicy
+from gpu_vecenv.train.run_folder import read_seeds, seed_folder
+
+RANDOM = "random"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Crossplay(DeviceOptions):
+    """Play the policies of each run with and against those of each other run: a matrix of mean returns.
+
+    RUN is the folder of a run, one of its checkpoints, a folder of several seeds, which stands for all of its runs,
+    the word random, or a script for a role, runner=file.py:function.
+    """
+
+    runs: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="RUN...")]]  # see above
+    episodes: int = param(1000, low=2)  # of each pairing
+    roles: tuple[str, ...] = ()  # roles or agents that the row plays; default: the first role, or the first agent
+    ratings: bool = False  # also rate the runs, by openskill
+    greedy: bool = False  # take the most likely action instead of a sample
+    best: bool = False  # the best checkpoints instead of the newest
+    num_envs: int = param(1000, low=1)  # environments
+    seed: int = 1  # of the random streams
+    json: bool = False  # print JSON instead of tables
+    out: Path | None = None  # file that receives the JSON
+    game: str | None = None  # file that declares the game, unless it is a bundled one
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if len(set(self.runs)) < max(len(self.runs), 1):
+            raise ConfigError(
+                f"runs is {list(self.runs)}; expected one or more, each once: {PROGRAM} crossplay one other"
+            )
+
+    def __call__(self) -> None:
+        """Play, print the result and write it."""
+        if self.out is not None:
+            check_output("out", self.out)
+        if self.ratings:
+            check_ratings()
+        entries = self._entries()
+        first = next((entry for entry in entries.values() if isinstance(entry, GamePolicy)), None)
+        if first is None:
+            raise ConfigError(f"runs is {list(self.runs)}; expected at least one run, whose game is played")
+        env = VecEnv(first.game, min(self.num_envs, self.episodes), first.device, driver=self.driver)
+        options: dict[str, Any] = {"roles": self.roles, "greedy": self.greedy, "seed": self.seed}
+        with ProgressDisplay("crossplay") as on_progress:
+            found = crossplay(env, entries, episodes=self.episodes, on_progress=on_progress, **options)
+        rated = ratings(found) if self.ratings else None
+        said = {"game": first.game.name(), "greedy": self.greedy, **found.as_dict()}
+        if rated is not None:
+            keys = ("mu", "sigma")
+            said["ratings"] = {
+                side: {name: dict(zip(keys, one, strict=True)) for name, one in of_side.items()}
+                for side, of_side in rated.items()
+            }
+        text = dumps(said, indent=1)
+        if self.json:
+            print(text)
+        else:
+            _print_tables(first.game.name(), found, rated)
+        if self.out is not None:
+            replace_file(self.out, f"{text}\n".encode())
+
+    def _entries(self) -> dict[str, Entry]:
+        """Name -> what plays."""
+        entries = dict[str, Entry]()
+        for source in self.runs:
+            role, equals, script = source.partition("=")
+            if source == RANDOM:
+                entries[source] = None
+            elif equals and not Path(source).exists():
+                actor = imported("runs", script)
+                if not callable(actor):
+                    raise ConfigError(f"runs has {source!r}, a {type(actor).__name__}; expected a function")
+                entries[source] = {role: actor}
+            else:
+                seeds = read_seeds(Path(source))
+                folders = [Path(source)] if seeds is None else [seed_folder(Path(source), seed) for seed in seeds]
+                for folder in folders:
+                    entries[str(folder)] = load_run_policy(folder, game=self.game, best=self.best, device=self.device)
+        return entries
+
+
+def _print_tables(game: str, found: CrossPlay, rated: Mapping[str, Mapping[str, tuple[float, float]]] | None) -> None:
+    console, numbers = Console(), {name: k + 1 for k, name in enumerate(dict.fromkeys([*found.rows, *found.columns]))}
+    rows, columns = found.sides
+    each = counted(found.episodes, "episode")
+    _print_line(console, f"{game}: mean returns of {each} each; rows play {rows}, columns {columns}")
+    for role, matrix in found.returns.items():
+        table = Table(title=Text(printable(f"return, {role}")))
+        table.add_column("", justify="right")
+        table.add_column(Text(printable(rows)), no_wrap=True)
+        for name in found.columns:
+            table.add_column(str(numbers[name]), justify="right", no_wrap=True)
+        for name, means, errors in zip(found.rows, matrix.mean, matrix.standard_error, strict=True):
+            cells = [f"{mean:.2f} ± {error:.2f}" for mean, error in zip(means, errors, strict=True)]
+            table.add_row(str(numbers[name]), Text(printable(name)), *cells)
+        console.print(table)
+        if role in found.self_and_cross_play:
+            _print_line(console, f"{role}: {_in_words(found.self_and_cross_play[role])}")
+    for name in (name for name in found.columns if name not in found.rows):
+        _print_line(console, f"column {numbers[name]}: {name}")
+    for side, of_side in (rated or {}).items():
+        table = Table("", escape(printable(f"{side}, best first")), "rating", title="ratings by openskill")
+        for name, (mu, sigma) in sorted(of_side.items(), key=lambda item: -item[1][0]):
+            table.add_row(str(numbers[name]), Text(printable(name)), f"{mu:.1f} ± {sigma:.1f}")
+        if of_side:
+            console.print(table)
+
+
+def _in_words(found: SelfAndCrossPlay) -> str:
+    def number(value: float, error: float | None) -> str:
+        return f"{value:.2f}" if error is None else f"{value:.2f} ± {error:.2f}"
+
+    own = number(found.self_play, found.self_play_standard_error)
+    others = number(found.cross_play, found.cross_play_standard_error)
+    gap = number(found.gap, found.gap_standard_error)
+    return f"self-play {own}, cross-play {others}, difference {gap} (means over {found.runs} runs)"
+
+
+def _print_line(console: Console, line: str) -> None:
+    console.print(printable(line), highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,133 @@
+"""``gpu-vecenv crossplay``: tables, JSON, and which runs play."""
+
+import json
+import os
+import re
+import shutil
+import sys
+
+import pytest
+
+import gpu_vecenv
+from gpu_vecenv.cli.main import main
+from gpu_vecenv.train.game_policy import load_policy
+
+TINY = "--num-envs 4 --num-steps 4 --num-minibatches 2 --num-epochs 1 --hidden-sizes 8 --device cpu".split()
+GRID = ["train", "tag_gridworld", *"--max-steps 11 --grid 4 --total-steps 16 --episodes 2".split(), *TINY]
+QUICK = ["--episodes", "6", "--device", "cpu"]
+SCRIPT = "import torch\n\n\ndef stay(obs):\n    return torch.zeros(obs.shape[:2], dtype=torch.int32)\n\n\nnumber = 3\n"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run, and a folder of three runs. Only to be read."""
+    folder = tmp_path_factory.mktemp("crossplay")
+    assert main([*GRID, "--learning-rate", "0.1", "--out", str(folder / "one")]) == 0
+    assert main([*GRID, "--learning-rate", "0.1", "--seeds", "3", "--seed", "4", "--out", str(folder / "three")]) == 0
+    assert (
+        main(["train", "cartpole", *TINY, "--total-steps", "16", "--episodes", "2", "--out", str(folder / "pole")]) == 0
+    )
+    (folder / "own_scripts.py").write_text(SCRIPT)
+    return folder
+
+
+@pytest.fixture
+def command(trained, capsys, monkeypatch, tmp_path):
+    """Runs a command line in a folder with copies of the runs: exit code, output, lines of errors."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+
+    def call(*arguments):
+        capsys.readouterr()
+        code = main(arguments)
+        output, errors = capsys.readouterr()
+        return code, output, errors.splitlines()
+
+    yield call
+    sys.modules.pop("own_scripts", None)
+
+
+def test_every_run_plays_every_other(command, tmp_path):
+    options = ["--json", "--out", "deep/result.json", "--seed", "3", *QUICK]
+    code, output, errors = command("crossplay", "one", "three", "random", "runner=own_scripts.py:stay", *options)
+    assert (code, errors) == (0, [])
+    assert (tmp_path / "deep" / "result.json").read_text() == output
+    said = json.loads(output)
+    runs = ["one", "three/seed-4", "three/seed-5", "three/seed-6"]
+    assert said["rows"] == [*runs, "random"] and said["columns"] == [*runs, "random", "runner=own_scripts.py:stay"]
+    assert (said["game"], said["sides"], said["episodes"]) == ("tag_gridworld", ["tagger", "runner"], 6)
+    one, five = (load_policy(tmp_path / run, device="cpu") for run in ("one", "three/seed-5"))
+    env = gpu_vecenv.VecEnv(one.game, 6, "cpu")
+    expected = gpu_vecenv.evaluate(env, {"tagger": five["tagger"], "runner": one["runner"]}, 6, seed=3)
+    for role in ("tagger", "runner"):
+        assert said["returns"][role]["mean"][2][0] == pytest.approx(expected[f"return_{role}"], rel=1e-9)
+        assert len(said["returns"][role]["standard_error"]) == 5
+        assert said["self_and_cross_play"][role]["runs"] == 4 and "ratings" not in said
+
+
+def test_tables_show_all_returns_and_ratings(command):
+    pytest.importorskip("openskill")
+    options = ["one", "three/seed-4", "three/seed-5", "runner=own_scripts.py:stay", "--ratings", *QUICK]
+    code, output, errors = command("crossplay", *options)
+    assert (code, errors) == (0, [])
+    said = json.loads(command("crossplay", *options, "--json")[1])
+    assert output.startswith("tag_gridworld: mean returns of 6 episodes each; rows play tagger, columns runner\n")
+    for role in ("tagger", "runner"):
+        assert f"return, {role}" in output
+        for name, means, deviations in zip(said["rows"], *said["returns"][role].values(), strict=True):
+            cells = [f"{mean:.2f} ± {error:.2f}" for mean, error in zip(means, deviations, strict=True)]
+            assert re.search(rf"{name} +│ +" + " +│ +".join(map(re.escape, cells)), output), name
+        assert f"{role}: self-play {said['self_and_cross_play'][role]['self_play']:.2f} ± " in output
+        assert f"{role}, best first" in output
+        for one in said["ratings"][role].values():
+            assert f"{one['mu']:.1f} ± {one['sigma']:.1f}" in output
+    assert "column 4: runner=own_scripts.py:stay" in output and len(said["ratings"]["runner"]) == 4
+
+
+def test_agents_may_be_rows(command):
+    code, output, _ = command(
+        "crossplay", "one", "three/seed-4", "--roles", "tagger_1", "runner", "--greedy", "--json", *QUICK
+    )
+    assert code == 0 and json.loads(output)["sides"] == ["tagger_1+runner", "tagger_0+tagger_2+tagger_3"]
+    assert json.loads(output)["greedy"] is True
+
+
+REFUSED = {
+    "": r"Missing|expected one or more|at least",
+    "one one": r"runs is \['one', 'one'\]; expected one or more, each once",
+    "random": "expected at least one run, whose game is played",
+    "one nowhere": "nowhere",
+    "one pole": r"policies\['pole'\] is of cartpole on cpu; expected tag_gridworld",
+    "one runner=own_scripts.py:nonsuch": "own_scripts.py has no 'nonsuch'",
+    "one runner=own_scripts.py:number": "runs has 'runner=own_scripts.py:number', a int; expected a function",
+    "one nonsuch=own_scripts.py:stay": "unknown role 'nonsuch'",
+    "one --roles nonsuch": "unknown role 'nonsuch'",
+    "one --episodes 1": r"episodes is 1; expected a value in \[2",
+    "one --out three": "out is three; expected a file's name",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_wrong_arguments_are_refused_before_anything_is_written(words, command, tmp_path):
+    before = sorted(tmp_path.glob("*"))
+    code, output, errors = command("crossplay", *QUICK, *words.split())
+    assert (code, output) == (2, "") and len(errors) == 1 and re.search(REFUSED[words], errors[0]), errors
+    assert sorted(path for path in tmp_path.glob("*") if path.name != "__pycache__") == before
+
+
+def test_ratings_without_the_library_are_refused_before_anything_is_played(command, monkeypatch):
+    monkeypatch.setitem(sys.modules, "openskill", None)
+    monkeypatch.setitem(sys.modules, "openskill.models", None)
+    code, output, errors = command("crossplay", "one", "three", "--ratings", *QUICK)
+    assert (code, output) == (2, "") and 'pip install "gpu_vecenv[ratings]"' in errors[0]
+    assert not os.path.exists("crossplay.json")
+
+
+def test_crossplay_shows_its_progress(command, monkeypatch):
+    monkeypatch.setenv("GPU_VECENV_PROGRESS_SECONDS", "0")
+    code, _, errors = command("crossplay", "one", "random", *QUICK)
+    percents = [int(re.fullmatch(r"crossplay: (\d+)%.*", line)[1]) for line in errors]
+    assert code == 0 and percents == sorted(percents) and percents[-1] == 100
+    assert any("random and one: episodes 1 to 6 of 6" in line for line in errors)
