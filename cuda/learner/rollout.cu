@@ -47,9 +47,10 @@ struct MaskParameters {
 };
 struct Begin {
     const rollout_Arguments& args;
+    i64 range;
     template <class P>
     HD void operator()(P& policy) const {
-        policy.begin(args);
+        policy.begin(args, range);
     }
 };
 struct Forward {
@@ -107,6 +108,24 @@ HD StepOutputs outputs_of(const rollout_Arguments& args, i64 t) {
     return out;
 }
 
+// A block's environments, of one range with an opponent, or of none.
+struct BlockEnvs {
+    i64 first, end, range;
+
+    HD static BlockEnvs of(const rollout_Arguments& args) {
+        i64 block = blockIdx.x;
+#if HAS_OPPONENTS
+        i64 before = (args.first_range + ENVS_PER_BLOCK - 1) / ENVS_PER_BLOCK - block;  // blocks up to the first range
+        if (before > 0) return {block * ENVS_PER_BLOCK, args.first_range, -1};
+        i64 blocks = (args.range_size + ENVS_PER_BLOCK - 1) / ENVS_PER_BLOCK, range = -before / blocks;
+        i64 first = args.first_range + range * args.range_size;
+        return {first + -before % blocks * ENVS_PER_BLOCK, first + args.range_size, range};
+#else
+        return {block * ENVS_PER_BLOCK, args.num_envs, -1};
+#endif
+    }
+};
+
 // The environments of this thread's owners.
 struct OwnedEnvs {
     i64 first;  // index of the first
@@ -138,11 +157,12 @@ HD Observation* staged_obs() {
 }
 
 HD void collect(const rollout_Arguments& args) {
-    OwnedEnvs envs = {(i64)blockIdx.x * ENVS_PER_BLOCK + first_owned_env(), OWNED_ENVS};
-    i64 left = args.num_envs - envs.first;
+    const BlockEnvs block = BlockEnvs::of(args);
+    OwnedEnvs envs = {block.first + first_owned_env(), OWNED_ENVS};
+    i64 left = block.end - envs.first;
     if (left < OWNED_ENVS) envs.count = left < 0 ? 0 : (int)left;
     Policies policies;
-    policies.each(Begin{args});
+    policies.each(Begin{args, block.range});
     envs.carry_over(args.obs, args, ROW);
     envs.carry_over(args.active, args, NUM_AGENTS);
 #if TRACKS_ACTING

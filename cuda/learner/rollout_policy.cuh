@@ -16,6 +16,24 @@ struct PolicyTensors {
     const double *obs_mean, *obs_var, *return_mean, *return_var;
 };
 
+#if HAS_OPPONENTS
+// Weights of opponents: those of the first range, and from one range to the next elements of the parameters and of the
+// statistics. Where an opponent does not play the policy, its own agents do.
+struct OpponentTensors {
+    PolicyTensors first;
+    const bool* plays;
+    i64 stride, statistics_stride;
+
+    HD const double* statistics(const double* of_first, i64 range) const {
+        return of_first ? of_first + range * statistics_stride : nullptr;
+    }
+    HD PolicyTensors of(i64 range) const {
+        return {first.parameters + range * stride, statistics(first.obs_mean, range), statistics(first.obs_var, range),
+                statistics(first.return_mean, range), statistics(first.return_var, range)};
+    }
+};
+#endif
+
 struct RolloutPolicy {
     static constexpr bool BY_GROUPS = THREADS_PER_ENV > 32;
     static constexpr int BLOCK_ROWS = RESULT_ROWS, BLOCK = THREADS, BLOCKS = MIN_BLOCKS;
@@ -50,8 +68,13 @@ struct RolloutPolicy {
     // Index of the agent of a row, from the first agent of the owners' environments on.
     HD static int agent_of(int row) { return row / OWN_AGENTS * NUM_AGENTS + own_agent(row % OWN_AGENTS); }
 
-    HD void begin(const rollout_Arguments& args) {
-        const PolicyTensors own = {POLICY_TENSORS};
+    // In a range of environments with an opponent; -1: in none.
+    HD void begin(const rollout_Arguments& args, [[maybe_unused]] i64 range) {
+        PolicyTensors own = {POLICY_TENSORS};
+#if HAS_OPPONENTS
+        const OpponentTensors opponents = {POLICY_OPPONENTS};
+        if (range >= 0 && opponents.plays[range]) own = opponents.of(range);
+#endif
         load_parameters(own.parameters, 0, own.obs_mean, own.obs_var);
         scale = ReturnScale::of(own.return_mean, own.return_var);
     }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -22,6 +23,7 @@ from gpu_vecenv.engine.sampler import Sampler, Squash
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.errors import KernelCompileError
 from gpu_vecenv.files import cuda_folder
+from gpu_vecenv.train.opponents import Opponents
 from gpu_vecenv.train.perceptron import REGISTERS, Perceptron, PerceptronKernels, TileShape, is_plain
 from gpu_vecenv.train.policy_kernels import PolicyKernels
 from gpu_vecenv.train.rollout_storage import Rollout
@@ -37,6 +39,7 @@ SCRATCH_BYTES = 32  # of an agent, of the game's working memory; an estimate
 STATIC_BYTES = 1024  # of shared memory that the engine keeps for variables of kernels
 MAX_BLOCKS = 8  # of a multiprocessor; with more the registers are too few
 TENSORS = {"parameters": f32, "obs_mean": f64, "obs_var": f64, "return_mean": f64, "return_var": f64}  # of a policy
+OPPONENT_ARGUMENTS = ("plays", "stride", "statistics_stride")  # of each policy, beside the tensors of the first range
 
 
 @dataclass(frozen=True)
@@ -144,7 +147,7 @@ class RolloutTile:
             self.network_bytes,
         )
 
-    def source(self, build: BuildOptions, cores: TensorCores, resident_blocks: int) -> str:
+    def source(self, build: BuildOptions, cores: TensorCores, resident_blocks: int, has_opponents: bool = False) -> str:
         """The program of rollout.cu; kernel.cuh precedes it."""
         folder, seen = cuda_folder() / "learner", set[str]()
 
@@ -156,6 +159,7 @@ class RolloutTile:
         if self.groups:
             layout = replace(layout, obs_staging_bytes=cores.block_shared_bytes if self.stages_obs else 0)
         text = self.constants(cores, resident_blocks)
+        text += f"#define HAS_OPPONENTS {int(has_opponents)}\n"
         text += stepping_source(layout, build, seen) + include("tensor_core.cuh", seen)
         names, first, first_pass = [f"perceptron_{k}" for k in range(len(self.perceptrons))], 0, 0
         for k, (name, perceptron) in enumerate(zip(names, self.perceptrons, strict=True)):
@@ -164,8 +168,11 @@ class RolloutTile:
             text += f"#define perceptron {name}\n{perceptron.source(self.tile, resident_blocks, True, first, rows)}"
             text += perceptron.agents_source(layout.num_agents)
             text += f"namespace perceptron {{ constexpr int FIRST_PASS = {first_pass}; }}\n"
-            text += f"#define POLICY_TENSORS {tensors}\n{include('rollout_policy.cuh', set(seen))}"
-            text += "#undef POLICY_TENSORS\n#undef perceptron\n"
+            others = ", ".join(f"args.opponent_{tensor}_{k}" for tensor in TENSORS)
+            others = f"{{{others}}}, {', '.join(f'args.opponent_{other}_{k}' for other in OPPONENT_ARGUMENTS)}"
+            text += f"#define POLICY_TENSORS {tensors}\n#define POLICY_OPPONENTS {others}\n"
+            text += f"{include('rollout_policy.cuh', set(seen))}#undef POLICY_TENSORS\n#undef POLICY_OPPONENTS\n"
+            text += "#undef perceptron\n"
             first += self._bytes_of(perceptron)
             first_pass += self._passes(perceptron) if self.groups else 0
         members = " ".join(f"{name}::RolloutPolicy {name}_;" for name in names)
@@ -221,9 +228,19 @@ def choose_tile(
 
 
 def rollout_kernels(
-    layout: GameLayout, build: BuildOptions, num_policies: int
+    layout: GameLayout, build: BuildOptions, num_policies: int, has_opponents: bool = False
 ) -> tuple[KernelSignature, KernelSignature]:
     """The kernels of rollout.cu and their arguments."""
+    opponents: list[Array | Scalar] = []
+    if has_opponents:
+        opponents = [Scalar("first_range", i64), Scalar("range_size", i64)]
+        for k in range(num_policies):
+            opponents += [
+                Array(f"opponent_{name}_{k}", dtype, const=True, optional=name != "parameters")
+                for name, dtype in TENSORS.items()
+            ]
+            opponents.append(Array(f"opponent_plays_{k}", boolean, const=True))
+            opponents += [Scalar(f"opponent_{name}_{k}", i64) for name in OPPONENT_ARGUMENTS[1:]]
     rollout = KernelSignature(
         "rollout",
         (
@@ -248,6 +265,7 @@ def rollout_kernels(
             Scalar("num_steps", i64),
             Array("scratch", None),
             Scalar("num_envs", i64),
+            *opponents,
         ),
     )
     return KernelSignature("rollout_layout", (Array("out", i64, shape=(2,)),)), rollout
@@ -279,7 +297,7 @@ def fused_rollout(
     kernels: Mapping[str, PolicyKernels | None],
     tile: RolloutTile | None = None,
     *,
-    has_opponents: bool = False,
+    opponents: Opponents | None = None,
 ) -> tuple[FusedRollout | None, str | None]:
     """A rollout in one launch, or None with the reason why there is none.
 
@@ -289,12 +307,12 @@ def fused_rollout(
         unfused_reasons: Policy -> why ``PerceptronKernels`` do not compute it, see ``perceptron.why_not_fused``.
         kernels: Policy -> its kernels; None: torch.
         tile: Of a block; None chooses one.
-        has_opponents: Whether some agents play by other policies in some environments.
+        opponents: Who play in some of the environments; None: nobody.
     """
     if reason := why_not_fused(rollout, unfused_reasons):
         return None, reason
-    if has_opponents:
-        return None, "opponents"
+    if opponents is not None and (reason := opponents.why_not_fused()):
+        return None, reason
     own = [kernel for kernel in kernels.values() if isinstance(kernel, PerceptronKernels)]
     env = rollout.env
     backend, cores = env.functions.backend, env.functions.backend.tensor_cores
@@ -307,21 +325,21 @@ def fused_rollout(
     if tile is None:
         return None, "networks too large for shared memory"
     try:
-        return FusedRollout(rollout, sampler, own, tile), None
+        return FusedRollout(rollout, sampler, own, tile, opponents), None
     except KernelCompileError as error:  # macros of a game's source may have names of the network's
         return None, f"one kernel of game and networks does not compile: {str(error).splitlines()[1].strip()}"
 
 
-def rollout_program(env: VecEnv, tile: RolloutTile, squash: Squash = "clip") -> Program:
+def rollout_program(env: VecEnv, tile: RolloutTile, squash: Squash = "clip", *, has_opponents: bool = False) -> Program:
     """The program of rollout.cu for the environments of ``env`` and tiles that fit on its device; see ``Sampler``."""
     cores = env.functions.backend.tensor_cores
     assert cores is not None
     build = BuildOptions(env.build.initial_fields, env.build.end_on_nonfinite, sampled=True, squash=squash)
     of_multiprocessor = -(-env.num_envs // (tile.envs * cores.multiprocessors))
     return env.functions.compile(
-        tile.source(build, cores, min(tile.blocks(cores), of_multiprocessor)),
+        tile.source(build, cores, min(tile.blocks(cores), of_multiprocessor), has_opponents),
         "rollout.cu",
-        kernels=rollout_kernels(env.layout, build, len(tile.perceptrons)),
+        kernels=rollout_kernels(env.layout, build, len(tile.perceptrons), has_opponents),
     )
 
 
@@ -335,14 +353,28 @@ class FusedRollout:
         sampler: Of the environment.
         kernels: Of all policies.
         tile: Of a block.
+        opponents: Who play in some of the environments; None: nobody.
     """
 
     def __init__(
-        self, rollout: Rollout, sampler: Sampler, kernels: Sequence[PerceptronKernels], tile: RolloutTile
+        self,
+        rollout: Rollout,
+        sampler: Sampler,
+        kernels: Sequence[PerceptronKernels],
+        tile: RolloutTile,
+        opponents: Opponents | None = None,
     ) -> None:
         self.rollout, self.kernels, self.tile = rollout, kernels, tile
         env, threads = rollout.env, 32 * tile.tile.warps
-        blocks, program = -(-env.num_envs // tile.envs), rollout_program(env, tile, sampler.squash)
+        program = rollout_program(env, tile, sampler.squash, has_opponents=opponents is not None)
+        blocks, others = -(-env.num_envs // tile.envs), dict[str, Any]()
+        if opponents is not None:  # a block has environments of one range
+            ranges = opponents.ranges
+            blocks = -(-ranges.first // tile.envs) + ranges.count * -(-ranges.size // tile.envs)
+            others = {"first_range": ranges.first, "range_size": ranges.size}
+            for k, own in enumerate(kernels):
+                given = opponents.rollout_tensors(own.policy.view.name)
+                others |= {f"opponent_{name}_{k}": value for name, value in given.items()}
         sizes = torch.zeros(2, dtype=torch.int64, device=env.device)
         program.launch("rollout_layout", 1, out=sizes)
         scratch_bytes, self.shared_bytes = sizes.tolist()
@@ -367,6 +399,7 @@ class FusedRollout:
             num_steps=len(data.rewards),
             scratch=torch.empty(max(1, scratch_bytes * env.num_envs), dtype=torch.uint8, device=env.device),
             num_envs=env.num_envs,
+            **others,
         )
         # Of the policies whose actor and critic have a trunk each.
         self._values = [

@@ -53,6 +53,10 @@ class Snapshots:
             self._acting[key] = torch.zeros((num_actors, width), dtype=dtypes[key], device=device)
         self.actors = [self._actor(number) for number in range(num_actors)]
 
+    def stride_of(self, dtype: str) -> int:
+        """Elements of this dtype from one actor's tensors to those of the next; 0 without any."""
+        return self._acting[dtype].stride(0) if dtype in self._acting else 0
+
     def parameters_of(self, number: int) -> torch.Tensor:
         """The parameters of an actor, float32, one after the other, (n,)."""
         count = sum(p.numel() for p in self.policy.parameters())
@@ -84,7 +88,14 @@ class Snapshots:
             row[:, : len(present)] = torch.where(takes[:, None], present, row[:, : len(present)])
             rows.index_copy_(0, slot, row)
 
-    def give(self, slots: torch.Tensor) -> None:
-        """Give each actor the weights of the snapshot in ``slots`` (num_actors,) int64."""
+    def give(self, slots: torch.Tensor, evenly: torch.Tensor) -> None:
+        """Give each actor the weights of a snapshot; to those that choose ``evenly`` zeros, a perceptron's even choice.
+
+        Args:
+            slots: (num_actors,) int64.
+            evenly: (num_actors,) bool.
+        """
         for key, rows in self.rows.items():
             torch.index_select(rows, 0, slots, out=self._acting[key])
+        if "float32" in self._acting:
+            self._acting["float32"].masked_fill_(evenly[:, None], 0)

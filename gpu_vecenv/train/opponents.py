@@ -115,15 +115,16 @@ class Opponents:
         self._find_results = results_launch(rollout, self.learns, ranges.first, sums=self._sums, counts=self._counts)
 
         self.snapshots = {name: Snapshots(policy, slots, ranges.count) for name, policy in policies.items() if slots}
-        self._launches = {
+        self._perceptrons = {
             name: [
-                PerceptronKernels(actor, rollout, precision, snapshots.parameters_of(number)).forward(
-                    num_envs=ranges.size
-                )
+                PerceptronKernels(actor, rollout, precision, snapshots.parameters_of(number))
                 for number, actor in enumerate(snapshots.actors)
             ]
             for name, snapshots in self.snapshots.items()
             if type(kernels[name]) is PerceptronKernels  # not of the classes that are derived from it
+        }
+        self._launches = {
+            name: [own.forward(num_envs=ranges.size) for own in each] for name, each in self._perceptrons.items()
         }
         self._values = torch.zeros((size, num_agents), device=device)  # which nobody needs
         self._states = {
@@ -178,6 +179,30 @@ class Opponents:
     def by_kernels(self) -> tuple[str, ...]:
         """Policies whose snapshots have one launch for the forward pass of a range."""
         return tuple(self._launches)
+
+    def why_not_fused(self) -> str | None:
+        """Why a rollout takes several launches a step, in a few words; None if it may be one launch."""
+        layout = self.rollout.env.layout
+        if SNAPSHOTS not in self.names or not {SNAPSHOTS, RANDOM}.issuperset(self.names) or self.acts_itself:
+            return "opponents other than snapshots and random choices"
+        for snapshots in self.snapshots.values():
+            own = frozenset(snapshots.policy.view.agent_numbers)
+            if any(side.agents & own and not own <= side.agents for side in self.ranges.sides):
+                return "opponents of agents with the same policy"
+        if layout.zero_sum and layout.tracks_acting:  # values of an agent are those of the others
+            return "opponents in a game of turns"
+        return None
+
+    def rollout_tensors(self, name: str) -> dict[str, Any]:
+        """What one launch for a rollout takes of a policy's opponents: see ``rollout_policy.cuh``."""
+        snapshots, agents = self.snapshots[name], frozenset(self.snapshots[name].policy.view.agent_numbers)
+        plays = [not agents <= self.ranges.sides[side].agents for side in self._sides.tolist()]
+        return {
+            **self._perceptrons[name][0].common,
+            "plays": torch.tensor(plays, device=self.opponent.device),
+            "stride": snapshots.stride_of("float32"),
+            "statistics_stride": snapshots.stride_of("float64"),
+        }
 
     # Between rollouts
 
@@ -235,9 +260,9 @@ class Opponents:
     def give_weights(self) -> None:
         """Give those who act the weights of the ranges' opponents, and mark their agents."""
         slots = self.opponent.clamp(0, max(0, self._slots - 1))
-        for snapshots in self.snapshots.values():
-            snapshots.give(slots)
         kinds = self._kinds[self.opponent.clamp(min=0)]
+        for snapshots in self.snapshots.values():
+            snapshots.give(slots, kinds == self._kind_of.get(RANDOM, -1))
         for kind in range(len(self.names)):
             masks = self._played[kind] & (kinds == kind)[:, None]  # (R, A)
             self._masks[kind] = masks[:, None].expand(-1, self.ranges.size, -1).flatten(0, 1)

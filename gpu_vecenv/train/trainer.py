@@ -204,7 +204,7 @@ class Trainer:
                 self.opponents = Opponents(opponents, ranges, self.rollout, *acting)
             # Why a rollout takes several launches a step; None: it is one launch.
             self._fused_rollout, self.rollout_reason = fused_rollout(
-                self.rollout, self.sampler, self.unfused_reasons, kernels, has_opponents=self.opponents is not None
+                self.rollout, self.sampler, self.unfused_reasons, kernels, opponents=self.opponents
             )
             gamma, gae_lambda = torch.zeros((2, env.num_agents), device=env.device)
             for learner in self.learners.values():

@@ -198,6 +198,38 @@ def test_an_opponent_acts_by_the_weights_that_the_policy_had_by_torch(device):
     acts_by_weights(one, [])
 
 
+@pytest.mark.parametrize("shared_trunk", [True, False])
+def test_a_rollout_in_one_launch_is_that_of_several(shared_trunk, device_of_networks):
+    config = dataclasses.replace(TINY, learning_rate=0.1, normalize_obs=True, shared_trunk=shared_trunk)
+    pool = {"num_ranges": 2, "reassign_interval": 1, "snapshot_interval": 1, "sampling": "uniform"}
+    options = {"opponents": members("snapshots", "random", **pool), "config": config, "num_envs": 15, "seed": 5}
+    fused, stepwise = (trainer(device_of_networks, **options) for _ in range(2))
+    assert fused.rollout_reason is None and fused.opponents.ranges.size == 3
+    stepwise._fused_rollout = None
+    kinds = set()
+    for _ in range(5):
+        for one in (fused, stepwise):
+            one.train_iteration()
+        kinds |= set(fused.opponents.opponent.tolist())
+        for name in ("obs", "active", "learned", "rewards", "draws", "log_probs", "terminations", "truncations"):
+            assert equal_bits(getattr(fused.rollout, name), getattr(stepwise.rollout, name)), name
+        learned = fused.rollout.learned[:-1]
+        for name in ("values", "advantages", "returns"):
+            own = [getattr(one.rollout, name)[: len(learned)][learned] for one in (fused, stepwise)]
+            assert equal_bits(*own), name
+        assert equal_bits(*({n: weights(p) for n, p in one.policies.items()} for one in (fused, stepwise)))
+    assert kinds == {0, 1, 2, 3}  # some of the snapshots, and random choices
+
+
+def test_what_one_launch_cannot_do_takes_several(device_of_networks):
+    for opponents, game, reason in (
+        (members("random"), "tag_gridworld", "opponents other than snapshots and random choices"),
+        (members("snapshots", "still"), "tag_gridworld", "opponents other than snapshots and random choices"),
+        (POOL, Race(), "opponents of agents with the same policy"),
+    ):
+        assert trainer(device_of_networks, opponents, game=game).rollout_reason == reason
+
+
 def acts_by_weights(one, taken):
     seen, slots = set(), [None] * 3
     for iteration in range(9):
