@@ -236,6 +236,17 @@ def configure(game: Game, /, **config: Any) -> Env:
     return kind(**config)
 
 
+def stored_configuration(game: type[Env], config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration out of a file, with the parameters that it lacks because they came with a later version.
+
+    A file without a parameter that tells versions apart is older than the parameter: it is of the oldest version.
+    """
+    before: dict[str, Any] = {}
+    for values in versions(game).values():
+        before = {**values, **before}
+    return {**before, **config}
+
+
 def configuration_names(game: Env) -> dict[str, Any]:
     """Name -> value of every argument that ``configure`` takes for this game."""
     return {
