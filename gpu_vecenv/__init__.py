@@ -12,7 +12,9 @@ from gpu_vecenv.engine.vec_env import Fault, VecEnv
 from gpu_vecenv.envs.registry import configure, register
 from gpu_vecenv.train.episode_log import EpisodeLog
 from gpu_vecenv.train.evaluation import evaluate
+from gpu_vecenv.train.exploitability import exploitability
 from gpu_vecenv.train.game_policy import GamePolicy, load_policy
+from gpu_vecenv.train.opponents_config import Opponent, OpponentsConfig
 from gpu_vecenv.train.policy_specs import PolicySpec
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.pqn import PQNConfig
@@ -34,6 +36,8 @@ __all__ = [
     "GamePolicy",
     "GymnasiumEnv",
     "GymnasiumVectorEnv",
+    "Opponent",
+    "OpponentsConfig",
     "PPOConfig",
     "PQNConfig",
     "ParallelEnv",
@@ -51,6 +55,7 @@ __all__ = [
     "check_vector_env",
     "configure",
     "evaluate",
+    "exploitability",
     "load_policy",
     "make",
     "parallel_env",

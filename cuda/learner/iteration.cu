@@ -95,7 +95,8 @@ constexpr i32 NONFINITE_FAULT = 8;  // Fault.NONFINITE of vec_env.py
 enum { ENDED, FIRST_EPISODES, INVALID, NONFINITE, OTHERS };
 
 // Takes in the episodes that have ended in one environment since the last call: mean returns of each role's agents,
-// lengths, terminations, and their number are the columns of `before` and `latest`. Returns their number.
+// lengths, terminations, and their number are the columns of `before` and `latest`. Returns their number. Where that in
+// `latest` is -1, the first of them does not count: the sums of those that ended with it are left out.
 template <class Arguments>
 HD double take_in(const Arguments& args, i64 env) {
     int columns = args.roles + 3;
@@ -106,6 +107,7 @@ HD double take_in(const Arguments& args, i64 env) {
     i64* terminations = args.terminations + env * args.terminations_stride;
     i64* episodes = args.episodes + env * args.episodes_stride;
     double ended = (double)*episodes - before[columns - 1];
+    bool skips = latest[columns - 1] < 0;
     for (int column = 0; column < columns; ++column) {
         double sum = 0;
         if (column < args.roles) {
@@ -115,27 +117,19 @@ HD double take_in(const Arguments& args, i64 env) {
         } else {
             sum = (double)*(column == args.roles ? lengths : column == args.roles + 1 ? terminations : episodes);
         }
-        if (ended > 0) latest[column] = sum - before[column];
+        if (ended > 0) latest[column] = skips ? 0.0 : sum - before[column];
         before[column] = args.clears ? 0.0 : sum;
     }
     if (args.clears) {
         for (i64 agent = 0; agent < args.agents; ++agent) returns[agent] = 0;
         *lengths = *terminations = *episodes = 0;
     }
-    return ended;
-}
-
-// Whether an environment is in its first episode since the log was made, and some of its agents still play it.
-template <class Arguments>
-HD bool in_first_episode(const Arguments& args, i64 env) {
-    bool active = false;
-    for (i64 agent = 0; agent < args.agents; ++agent) active |= args.active[env * args.active_stride + agent];
-    return active && args.episode[env * args.episode_stride] <= args.first[env * args.first_stride];
+    return ended > 0 && skips ? ended - 1 : ended;
 }
 
 // `sums` are those of the columns of `latest` over all environments; then the number of episodes that ended since the
-// last call, added to what is there if `accumulates`; of environments in their first episode, with a fault other than
-// NONFINITE, and with that one; and of calls. With `clears` the statistics of episodes begin anew.
+// last call, added to what is there if `accumulates`; of environments without any, with a fault other than NONFINITE,
+// and with that one; and of calls. With `clears` the statistics of episodes begin anew.
 BLOCK_KERNEL(episode_metrics, TILE_BLOCK) {
     SHARED double others[OTHERS][TILE_BLOCK];
     SHARED double sums[TILE_BLOCK];
@@ -147,7 +141,7 @@ BLOCK_KERNEL(episode_metrics, TILE_BLOCK) {
         FOR_THREADS (k, TILE_BLOCK) {
             i32 fault = k < envs ? args.fault[(first + k) * args.fault_stride] : 0;
             others[ENDED][k] = k < envs ? take_in(args, first + k) : 0.0;
-            others[FIRST_EPISODES][k] = k < envs && in_first_episode(args, first + k);
+            others[FIRST_EPISODES][k] = k < envs && args.latest[(first + k) * columns + columns - 1] <= 0;
             others[INVALID][k] = (fault & ~NONFINITE_FAULT) != 0;
             others[NONFINITE][k] = (fault & NONFINITE_FAULT) != 0;
         }

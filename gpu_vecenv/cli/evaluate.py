@@ -17,10 +17,10 @@ from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.files import check_output, replace_file
 from gpu_vecenv.progress import ProgressDisplay
-from gpu_vecenv.train.evaluation import RolePolicy, evaluate
+from gpu_vecenv.train.evaluation import RolePolicy, evaluate, replaced
 from gpu_vecenv.train.evaluation_tables import evaluation_table
 from gpu_vecenv.train.game_policy import GamePolicy, load_policy
-from gpu_vecenv.train.role_view import agents_of, role_of
+from gpu_vecenv.train.role_view import role_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,18 +76,6 @@ def role_runs(option: str, pairs: Sequence[str]) -> dict[str, str]:
     if len(runs) < len(pairs):
         raise ConfigError(f"{option} is {' '.join(pairs)}; expected ROLE=RUN for each role, every role once")
     return runs
-
-
-def replaced(game: Env, role_policies: dict[str, RolePolicy], others: dict[str, RolePolicy]) -> dict[str, RolePolicy]:
-    """The actors with ``others`` in place of those of the same agents."""
-    taken, kept = set(agents_of(game, list(others))), dict[str, RolePolicy]()
-    for name, actor in role_policies.items():
-        own = agents_of(game, [name])
-        if taken.isdisjoint(own):
-            kept[name] = actor
-        else:
-            kept |= {game.layout.agent_names[agent]: actor for agent in own if agent not in taken}
-    return kept | others
 
 
 def load_other_run(option: str, game: Env, name: str, source: str, **options: Any) -> GamePolicy:

@@ -17,6 +17,7 @@ from gpu_vecenv.cli.bench import Bench
 from gpu_vecenv.cli.check import Check
 from gpu_vecenv.cli.doctor import Doctor
 from gpu_vecenv.cli.evaluate import Evaluate
+from gpu_vecenv.cli.exploit import Exploit
 from gpu_vecenv.cli.export import Export
 from gpu_vecenv.cli.list import List
 from gpu_vecenv.cli.new import New
@@ -58,6 +59,7 @@ COMMANDS: dict[str, Any] = {
     "check": Check,
     "train": Train,
     "evaluate": Evaluate,
+    "exploit": Exploit,
     "plot": Plot,
     "export": Export,
     "replay": Replay,

@@ -51,6 +51,11 @@ def _int_from(low: int, high: int) -> Callable[[Any], bool]:
     return lambda value: type(value) is int and low <= value <= high
 
 
+def _is_action(value: Any) -> bool:
+    numbers = value if isinstance(value, tuple | list) and value else (value,)
+    return all(type(x) in (int, float) and math.isfinite(x) for x in numbers)
+
+
 PRESET_ALGORITHMS = "pqn", "pqn-vdn"  # that games may have presets of, beside PPO
 _FLAG = Attribute(lambda value: isinstance(value, bool), "True or False")
 _TEXT = Attribute(lambda value: isinstance(value, str), "a str")
@@ -85,6 +90,10 @@ ATTRIBUTES = {
             or (isinstance(value, tuple | list) and all(isinstance(role, str) for role in value))
         ),
         'True, False or a tuple of roles, such as ("scout",)',
+    ),
+    "noop": Attribute(
+        lambda value: value is None or _is_action(value) or (_mapping(value) and all(map(_is_action, value.values()))),
+        "a number, a tuple of numbers, a mapping, role -> that, or None",
     ),
     "zero_sum": _FLAG,
     "title": _TEXT,

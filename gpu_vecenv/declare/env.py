@@ -101,6 +101,9 @@ class Env:
     # True, or names of roles: an agent of theirs that ends before its episode does has died. It acts no longer, its
     # observation is zero but for its id, and it receives rewards until the episode ends.
     team_reward: ClassVar[bool | tuple[str, ...]] = False
+    # The action with which an agent does nothing: one number for all heads or all of a Box, or a tuple of numbers; or
+    # role -> that. Opponents that stand still need it.
+    noop: ClassVar[int | float | tuple[float, ...] | Mapping[str, Any] | None] = None
     zero_sum: ClassVar[bool] = False  # True: two agents, whose rewards sum to 0 in every step
     # The device code reads Box actions clipped to their bounds. False: it reads them as they were given, if finite.
     clip_actions: ClassVar[bool] = True

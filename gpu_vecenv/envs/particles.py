@@ -43,6 +43,7 @@ class Particles(Env):
         "num_observed_landmarks",
     )
     render_fps: ClassVar[int] = 10
+    noop = 0
     preset = MappingProxyType(
         {
             "num_envs": 512,

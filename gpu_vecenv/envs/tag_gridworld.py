@@ -33,6 +33,7 @@ class TagGridworld(Env):
         Field("cell", i32, ("num_agents", 2)),  # column, row, in [0, grid]
     )
     termination_label = "the runner was caught"
+    noop = 0
     render_fps = 10
     obs_staging_bytes = 200 << 10
     preset = MappingProxyType(

@@ -20,15 +20,19 @@ from gpu_vecenv.train.rollout_storage import TensorSpecs, rollout_specs
 from gpu_vecenv.train.sequences import state_specs
 
 
-def stored_specs(env: VecEnv, config: LearnerConfig, specs: Mapping[str, PolicySpec]) -> TensorSpecs:
+def stored_specs(
+    env: VecEnv, config: LearnerConfig, specs: Mapping[str, PolicySpec], *, masks_samples: bool = False
+) -> TensorSpecs:
     """What a trainer stores for a rollout in all environments: ``Rollout``, ``RecurrentStates``, parameters of a step.
 
     Args:
         env: The environment, also if the trainer steps another one with equal arguments.
         config: Of policies without one.
         specs: Of the policies.
+        masks_samples: Whether there are opponents.
     """
-    stored = rollout_specs(env, config.num_steps, keeps_states=keeps_states(specs, config))
+    central = keeps_states(specs, config)
+    stored = rollout_specs(env, config.num_steps, keeps_states=central, masks_samples=masks_samples)
     game, num_envs = env.game, env.num_envs
     stored["parameters"] = (num_envs, game.layout.num_agents, game.layout.action.num_parameters), torch.float32
     for name, spec in specs.items():
@@ -43,18 +47,22 @@ def stored_specs(env: VecEnv, config: LearnerConfig, specs: Mapping[str, PolicyS
     return stored
 
 
-def bytes_per_env(env: VecEnv, config: LearnerConfig, specs: Mapping[str, PolicySpec]) -> int:
+def bytes_per_env(
+    env: VecEnv, config: LearnerConfig, specs: Mapping[str, PolicySpec], *, masks_samples: bool = False
+) -> int:
     """Memory of one environment in training, beside that of ``VecEnv.bytes_per_env``; arguments of ``stored_specs``.
 
     What is stored, and as much again for the temporaries of an update, a guess, since these depend on the networks.
     """
-    stored = stored_specs(env, config, specs).values()
+    stored = stored_specs(env, config, specs, masks_samples=masks_samples).values()
     return 2 * -(-sum(math.prod(shape) * dtype.itemsize for shape, dtype in stored) // env.num_envs)
 
 
-def check_capacity(env: VecEnv, config: LearnerConfig, specs: Mapping[str, PolicySpec]) -> int:
+def check_capacity(
+    env: VecEnv, config: LearnerConfig, specs: Mapping[str, PolicySpec], *, masks_samples: bool = False
+) -> int:
     """``bytes_per_env``. Raises CapacityError if all environments do not fit in the device's free memory."""
-    each, free = bytes_per_env(env, config, specs), free_bytes(env.device)
+    each, free = bytes_per_env(env, config, specs, masks_samples=masks_samples), free_bytes(env.device)
     if each * env.num_envs > free:
         raise CapacityError(
             f"a rollout of {config.num_steps} steps x {env.num_envs:,} environments needs about "

@@ -15,7 +15,7 @@ class EpisodeLog:
     These are the episodes that ended between the last two calls between which any did in that environment: each
     environment counts in every mean. Means over whatever has just ended would be biased as long as episodes begin
     together: first the short ones end, later all long ones at once. There are no means until every environment has
-    ended an episode.
+    ended an episode that counts.
 
     Args:
         vec_env: The environment, whose ``episode_statistics`` are read.
@@ -35,7 +35,6 @@ class EpisodeLog:
         device, columns = vec_env.device, len(self.names) + 1
         self._before = torch.zeros((vec_env.num_envs, columns), dtype=torch.float64, device=device)
         self.latest, self._clears = torch.zeros_like(self._before), vec_env.clears
-        self._first = vec_env.data["engine_episode"][:, 0].clamp(min=0)
         self._sums = torch.zeros(self.num_sums, dtype=torch.float64, device=device)
         self._bounds = torch.tensor([*(where.start for where in self._agents.values()), vec_env.layout.num_agents])
         self._bounds = self._bounds.to(device)
@@ -50,8 +49,12 @@ class EpisodeLog:
 
     def launch_into(self, sums: torch.Tensor, *, clears: bool) -> Launch:
         """What ``take_in`` launches, see ``episode_metrics_launch``; ``sums`` is (num_sums,) float64."""
-        given = {"bounds": self._bounds, "first": self._first, "before": self._before, "latest": self.latest}
+        given = {"bounds": self._bounds, "before": self._before, "latest": self.latest}
         return episode_metrics_launch(self._vec_env, **given, sums=sums, clears=clears)
+
+    def skip_current(self, mask: torch.Tensor) -> None:
+        """Do not count the episodes that are running where ``mask`` (num_envs,) bool is True."""
+        self.latest[:, -1].masked_fill_(mask, -1.0)
 
     def take_in(self, launch: Launch) -> None:
         """The work of ``update`` on the device, which may be part of a CUDA graph."""
@@ -73,7 +76,7 @@ class EpisodeLog:
         """Take in the episodes that have ended since the last call; the number of them, () float64.
 
         ``latest`` then has the sums over the latest episodes of each environment, (num_envs, len(names) + 1) float64: a
-        column for each of ``names``, then their number.
+        column for each of ``names``, then their number, or -1 where the episode that is running does not count.
         """
         self.begin_update()
         self.take_in(self._launch)

@@ -10,14 +10,16 @@ from typing import Any, TypeAlias
 import torch
 
 from gpu_vecenv.declare.arguments import check_flag, check_kind
+from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.actions import ActionValidator
+from gpu_vecenv.engine.digest import Digest
 from gpu_vecenv.engine.sampler import Sampler
 from gpu_vecenv.engine.vec_env import Fault, VecEnv
 from gpu_vecenv.errors import ConfigError, EnvContractError, NonFiniteError
 from gpu_vecenv.progress import OnProgress, no_progress, part
 from gpu_vecenv.train.policy import Policy
 from gpu_vecenv.train.recurrent import kept
-from gpu_vecenv.train.role_view import RoleView, check_each_agent_once
+from gpu_vecenv.train.role_view import RoleView, agents_of, check_each_agent_once
 
 # The actor of some agents: a policy, a function from their observations (num_envs, count, *shape) to actions of their
 # action space, or None for a random policy. Functions are called for up to 15 steps after the last episode has ended.
@@ -76,7 +78,11 @@ class RolePolicies:
                 raise ConfigError(
                     f"the policy of {name} has observations and choices {found}; expected those of the game: {expected}"
                 )
-        self._agents = {name: self._agents_of(name) for name, policy in self._policies.items() if policy.agent_ids}
+        self._agents = {
+            name: positions_of(env, name, self.views[name], policy)
+            for name, policy in self._policies.items()
+            if policy.agent_ids
+        }
         squashes = {policy.squash for policy in self._policies.values()} or {"clip"}
         if len(squashes) > 1:
             raise ConfigError(f"policies have squash {sorted(squashes)}; expected one value")
@@ -89,20 +95,6 @@ class RolePolicies:
             if policy.acting_state_size
         }
         self._validator = ActionValidator(game.layout, shape[:2], env.device)
-
-    def _agents_of(self, name: str) -> torch.Tensor:
-        """Numbers of an actor's agents among those of its policy, (count,) int64."""
-        game, own, view = self.env.game, self.views[name], self._policies[name].view
-        known = {*game.layout.roles, *game.layout.agent_names}
-        shared = RoleView(game, view.names, self.env.device) if known.issuperset(view.names) else own
-        if not set(own.agent_numbers) <= set(shared.agent_numbers):
-            shared = own
-        if shared.num_agents != view.num_agents:
-            raise ConfigError(
-                f"the policy of {name}, with agent_ids, is of {view.num_agents} agents; the game has "
-                f"{shared.num_agents} of {shared.name}"
-            )
-        return shared.positions()[own.agents]
 
     @torch.no_grad()
     def __call__(self, obs: torch.Tensor, action_mask: torch.Tensor | None = None) -> torch.Tensor:
@@ -146,6 +138,45 @@ class RolePolicies:
                     given = torch.where((given >= 0) & (given < 2**31), given, -1)
                 actions[own] = given.to(actions.dtype)
         return actions
+
+
+def replaced(
+    game: Env, role_policies: Mapping[str, RolePolicy], others: Mapping[str, RolePolicy]
+) -> dict[str, RolePolicy]:
+    """The actors with ``others`` in place of those of the same agents; names are of roles or agents, none joined."""
+    taken, left = set(agents_of(game, list(others))), dict[str, RolePolicy]()
+    for name, actor in role_policies.items():
+        own = agents_of(game, [name])
+        if taken.isdisjoint(own):
+            left[name] = actor
+        else:
+            left |= {game.layout.agent_names[agent]: actor for agent in own if agent not in taken}
+    return left | dict(others)
+
+
+def positions_of(env: VecEnv, name: str, own: RoleView, policy: Policy) -> torch.Tensor:
+    """Numbers of an actor's agents among those of its policy, (count,) int64.
+
+    Args:
+        env: The environment.
+        name: Of the actor, for messages.
+        own: Of its agents.
+        policy: With ``agent_ids``.
+
+    Raises:
+        ConfigError: The policy is of another number of agents than the game has.
+    """
+    game, view = env.game, policy.view
+    known = {*game.layout.roles, *game.layout.agent_names}
+    shared = RoleView(game, view.names, env.device) if known.issuperset(view.names) else own
+    if not set(own.agent_numbers) <= set(shared.agent_numbers):
+        shared = own
+    if shared.num_agents != view.num_agents:
+        raise ConfigError(
+            f"the policy of {name}, with agent_ids, is of {view.num_agents} agents; the game has "
+            f"{shared.num_agents} of {shared.name}"
+        )
+    return shared.positions()[own.agents]
 
 
 def evaluation_env(env: VecEnv, num_envs: int, first_env_index: int = 0) -> VecEnv:
@@ -232,27 +263,67 @@ class Evaluator:
         on_progress: OnProgress = no_progress,
     ) -> dict[str, float]:
         """Play the episodes; arguments, metrics and errors as for ``evaluate``."""
+        totals, digests = dict[str, float](), list[torch.Tensor]()
+        for played, digest in self._rounds(role_policies, episodes, greedy, seed, on_progress):
+            for name, tensor in played.items():
+                totals[name] = totals.get(name, 0.0) + float(tensor.sum())
+            if digest is not None:
+                digests.append(digest)
+        distinct = {"distinct_episodes": torch.cat(digests).unique().numel()} if digests else {}
+        return {"episodes": episodes, **distinct, **{name: total / episodes for name, total in totals.items()}}
+
+    def of_each_episode(
+        self,
+        role_policies: Mapping[str, RolePolicy],
+        episodes: int,
+        *,
+        greedy: bool = False,
+        seed: int = 1,
+        on_progress: OnProgress = no_progress,
+    ) -> dict[str, torch.Tensor]:
+        """The same episodes: metric, as of ``evaluate`` -> (episodes,) float64, on the environment's device."""
+        rounds = [played for played, _ in self._rounds(role_policies, episodes, greedy, seed, on_progress)]
+        return {name: torch.cat([played[name] for played in rounds]) for name in rounds[0]}
+
+    def _rounds(
+        self,
+        role_policies: Mapping[str, RolePolicy],
+        episodes: int,
+        greedy: bool,
+        seed: int,
+        on_progress: OnProgress,
+    ) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor | None]]:
+        """An episode of each environment at a time: metric -> (episodes of the round,) float64; digests if greedy."""
         env, buffers, rounds = self._env, self._buffers, -(-episodes // self._env.num_envs)
         _copy_shared_fields(self._template, env)
-        act, totals = RolePolicies(env, role_policies, greedy), dict[str, float]()
+        act = RolePolicies(env, role_policies, greedy)
         for index in range(rounds):
             played = index * env.num_envs
             obs, _ = env.reset(seed=seed if index == 0 else None, out=buffers)
             env.clear_episode_statistics()
             label = f"episodes {played + 1:,} to {min(played + env.num_envs, episodes):,} of {episodes:,}"
+            digest = Digest(env.functions, env.num_envs) if greedy else None
+            if digest is not None:
+                digest.add_outputs(obs)
             for _ in steps_until_all_done(env, part(on_progress, index, rounds, label)):
+                running = env.active.any(1) if digest is not None else None
                 env.step(act(obs, buffers.action_mask), out=buffers)
+                if digest is not None and running is not None:
+                    before = digest.words.clone()
+                    digest.add_outputs(obs, buffers.rewards)
+                    digest.words.copy_(torch.where(running, digest.words, before))
             counted = slice(0, min(env.num_envs, episodes - played))
             statistics = {name: tensor[counted] for name, tensor in env.episode_statistics().items()}
-            sums = {"episode_length": statistics["lengths"], "terminated_fraction": statistics["terminations"]}
+            metrics = {"episode_length": statistics["lengths"], "terminated_fraction": statistics["terminations"]}
             for role, where in env.game.layout.role_slices.items():
-                sums[f"return_{role}"] = statistics["returns"][:, where].sum(-1) / max(env.game.layout.roles[role], 1)
+                metrics[f"return_{role}"] = statistics["returns"][:, where].sum(-1) / max(
+                    env.game.layout.roles[role], 1
+                )
             for name, view in act.views.items():
                 if name not in env.game.layout.roles:
-                    sums[f"return_{name}"] = statistics["returns"][:, view.agents].mean(-1)
-            for name, tensor in sums.items():
-                totals[name] = totals.get(name, 0.0) + float(tensor.double().sum())
-        return {"episodes": episodes, **{name: total / episodes for name, total in totals.items()}}
+                    metrics[f"return_{name}"] = statistics["returns"][:, view.agents].mean(-1)
+            copies = {name: tensor.to(torch.float64, copy=True) for name, tensor in metrics.items()}
+            yield copies, None if digest is None else digest.words[counted]
 
     def close(self) -> None:
         """Release the memory of the copy."""
@@ -282,7 +353,8 @@ def evaluate(
     Returns:
         "episodes", "episode_length" (mean steps), "terminated_fraction" (fraction of episodes whose last step truncated
         no agent) and "return_<role>" (mean over episodes and the role's agents); of actors of single agents, or of
-        several roles, "return_<name>" too.
+        several roles, "return_<name>" too. With ``greedy`` also "distinct_episodes": how many of them differ in an
+        observation or a reward. Where that is 1, nothing is drawn at random, and more episodes tell no more.
 
     Raises:
         ConfigError: An agent has no actor or several, or ``episodes`` is not a positive int.

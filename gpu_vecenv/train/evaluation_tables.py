@@ -72,8 +72,11 @@ def seeds_table(game: Env, results: Mapping[int, Results], note: str = "") -> Ta
 
 def _table(game: Env, results: Results, note: str, *labels: str) -> Table:
     """A table without rows: columns of labels, then those of ``_cells``."""
-    episodes = next(iter(results.values()))["episodes"]
-    title = f"{game.name()}: {counted(episodes, 'episode')}{' each' if len(results) > 1 else ''}{note and f'; {note}'}"
+    first = next(iter(results.values()))
+    title = f"{game.name()}: {counted(first['episodes'], 'episode')}{' each' if len(results) > 1 else ''}"
+    if len(results) == 1 and "distinct_episodes" in first:
+        title += f", {counted(first['distinct_episodes'], 'distinct episode')}"
+    title += note and f"; {note}"
     table = Table(title=Text(printable(title)))
     for label in labels:
         table.add_column(label, no_wrap=True)

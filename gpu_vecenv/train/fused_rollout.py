@@ -278,6 +278,8 @@ def fused_rollout(
     unfused_reasons: Mapping[str, str | None],
     kernels: Mapping[str, PolicyKernels | None],
     tile: RolloutTile | None = None,
+    *,
+    has_opponents: bool = False,
 ) -> tuple[FusedRollout | None, str | None]:
     """A rollout in one launch, or None with the reason why there is none.
 
@@ -287,9 +289,12 @@ def fused_rollout(
         unfused_reasons: Policy -> why ``PerceptronKernels`` do not compute it, see ``perceptron.why_not_fused``.
         kernels: Policy -> its kernels; None: torch.
         tile: Of a block; None chooses one.
+        has_opponents: Whether some agents play by other policies in some environments.
     """
     if reason := why_not_fused(rollout, unfused_reasons):
         return None, reason
+    if has_opponents:
+        return None, "opponents"
     own = [kernel for kernel in kernels.values() if isinstance(kernel, PerceptronKernels)]
     env = rollout.env
     backend, cores = env.functions.backend, env.functions.backend.tensor_cores

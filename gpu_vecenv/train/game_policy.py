@@ -222,7 +222,7 @@ def load_policy(
     check_kind("game", game, Env, "a configured Env", optional=True)
     check_kind("networks", networks, Mapping, "a mapping, name of a policy -> module", optional=True)
     check_flag("best", best)
-    path, tensors, manifest = _read(Path(run), best)
+    path, tensors, manifest = read_run(Path(run), best)
     where = resolve_device(device)
     configs = _configs(path, manifest)
     game = _game(path, manifest, game)
@@ -243,8 +243,8 @@ def load_policy(
     return policy
 
 
-def _read(run: Path, best: bool) -> tuple[Path, dict[str, torch.Tensor], dict[str, Any]]:
-    """The file to load, its tensors and its manifest."""
+def read_run(run: Path, best: bool) -> tuple[Path, dict[str, torch.Tensor], dict[str, Any]]:
+    """The checkpoint of a run folder, or of this file, its tensors and its manifest; errors as of ``load_policy``."""
     if not run.is_dir():
         if best:
             raise ConfigError(f"best is True, but {run} is not a run folder; expected one, or best=False")

@@ -66,10 +66,8 @@ EPISODE_METRICS = KernelSignature(
     (
         Array("returns", f64, strided=True),
         *(Array(name, i64, strided=True) for name in _STATISTICS[1:]),
-        *(Array(name, i64, const=True, strided=True) for name in ("episode", "first")),
-        Array("active", boolean, const=True, strided=True),
         Array("fault", i32, const=True, strided=True),
-        *(Scalar(f"{name}_stride", i64) for name in (*_STATISTICS, "episode", "first", "active", "fault")),
+        *(Scalar(f"{name}_stride", i64) for name in (*_STATISTICS, "fault")),
         Array("bounds", i64, const=True),  # the first agent of each role, and the end of the last one
         Array("before", f64),
         Array("latest", f64),
@@ -214,7 +212,6 @@ def episode_metrics_launch(
     env: VecEnv,
     *,
     bounds: torch.Tensor,
-    first: torch.Tensor,
     before: torch.Tensor,
     latest: torch.Tensor,
     sums: torch.Tensor,
@@ -225,18 +222,16 @@ def episode_metrics_launch(
     Args:
         env: The environment.
         bounds: (roles + 1,) int64, the first agent of each role, and the end of the last one.
-        first: (num_envs,) int64, each environment's first episode that counts.
         before: (num_envs, roles + 3) float64, the statistics at the last launch.
-        latest: Like ``before``, sums over the latest episodes.
+        latest: Like ``before``, sums over the latest episodes. Where their number is -1, the next one does not count.
         sums: (roles + 3 + OTHER_SUMS + 1,) float64: those of ``latest`` over all environments; the number of episodes
-            that ended, of environments in their first episode, with a fault other than NONFINITE, and with that one;
-            the number of launches.
+            that ended, of environments without one that did, with a fault other than NONFINITE, and with that one; the
+            number of launches.
         clears: Whether the statistics of episodes begin anew and ``sums`` counts the episodes since it was 0; otherwise
             it counts those since the last launch.
     """
     statistics = env.episode_statistics()
     tensors = {name: statistics[name] for name in _STATISTICS}
-    tensors |= {"episode": env.data["engine_episode"][:, 0], "first": first, "active": env.data["engine_active"]}
     tensors["fault"] = env.faults()
     num_envs, device = env.num_envs, env.device
     tiles, agents = -(-num_envs // TILE_BLOCK), env.layout.num_agents

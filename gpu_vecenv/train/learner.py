@@ -133,7 +133,7 @@ class Learner(ABC, Generic[ConfigT]):
                 self.indices,
                 seed_word,
                 self.epoch,
-                rollout.active,
+                rollout.learned,
                 rollout.advantages,
                 acting=rollout.acting,
                 permutes=config.num_minibatches > 1,
@@ -213,7 +213,7 @@ class Learner(ABC, Generic[ConfigT]):
             )
         self.explained_variance = torch.zeros((), device=device)
         self._explain_variance = explained_variance_launch(
-            functions, self.indices, rollout.returns, rollout.advantages, rollout.active, out=self.explained_variance
+            functions, self.indices, rollout.returns, rollout.advantages, rollout.learned, out=self.explained_variance
         )
         self._begin = self.make_begin()
         self._add_metrics: Launch | None = None

@@ -30,6 +30,7 @@ class LearnerConfig:
 
     total_steps: int = param(1_000_000, low=1)  # * env-steps of the whole run, summed over all environments
     num_steps: int = param(32, low=1)  # * T: steps per iteration
+    staggered_starts: bool = True  # * first episodes begin at different elapsed steps, of games with max_steps
     num_epochs: int = param(4, low=1)  # passes over each iteration's samples
     num_minibatches: int = param(4, low=1)  # per epoch
     optimizer: OptimizerKind = "adam"  # torch's, with its default options but for the following

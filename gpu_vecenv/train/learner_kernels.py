@@ -167,7 +167,7 @@ class LossSettings:
 def loss_values(policy: Policy, rollout: Rollout, settings: LossSettings) -> dict[str, Any]:
     """The values of ``loss_arguments``."""
     return {
-        "active": rollout.active,
+        "active": rollout.learned,
         **({} if rollout.acting is None else {"acting": rollout.acting}),
         "draws": rollout.draws,
         "log_probs": rollout.log_probs,

@@ -14,6 +14,7 @@ from gpu_vecenv.train.distributed import World
 from gpu_vecenv.train.episode_log import EpisodeLog
 from gpu_vecenv.train.graph import StageTimer
 from gpu_vecenv.train.learner import Learner
+from gpu_vecenv.train.opponents import Opponents
 from gpu_vecenv.train.plots import EPISODE_METRICS
 from gpu_vecenv.train.rollout_storage import Rollout
 
@@ -54,19 +55,28 @@ class MetricsReader:
         learners: By policy.
         episode_log: Of the rollout's environment.
         world: The processes.
+        opponents: Of the rollout's environments; None: there are none.
     """
 
     def __init__(
-        self, rollout: Rollout, learners: Mapping[str, Learner[Any]], episode_log: EpisodeLog, world: World
+        self,
+        rollout: Rollout,
+        learners: Mapping[str, Learner[Any]],
+        episode_log: EpisodeLog,
+        world: World,
+        opponents: Opponents | None = None,
     ) -> None:
         self._rollout, self._learners, self._episode_log, self._world = rollout, learners, episode_log, world
         self._learned = [f"{metric}_{name}" for name, one in learners.items() for metric in one.metric_names()]
         self._losses = [f"{metric}_{name}" for name, one in learners.items() for metric in one.loss_metrics]
         self._roles = dict(rollout.env.game.layout.role_slices) if rollout.shaping is not None else {}
         columns = episode_log.num_sums - len(COUNTS)
-        self._sizes = len(self._learned), 2 * len(self._roles), columns, len(COUNTS)
+        self._opponents = opponents
+        self._matches = [] if opponents is None else opponents.match_names
+        self._sizes = len(self._learned), 2 * len(self._roles), 3 * len(self._matches), columns, len(COUNTS)
         self._totals = torch.zeros(sum(self._sizes) + 1, dtype=torch.float64, device=rollout.rewards.device)
-        learned, self._shaped, episodes, stopped = self._totals.split([*self._sizes[:2], columns + len(COUNTS), 1])
+        sizes = [*self._sizes[:3], columns + len(COUNTS), 1]
+        learned, self._shaped, self._results, episodes, stopped = self._totals.split(sizes)
         self._take_in_episodes = episode_log.launch_into(episodes, clears=True)
         faults = episodes[columns + COUNTS.index("faults")]
         each = learned.split([len(learner.metric_names()) for learner in learners.values()])
@@ -95,6 +105,9 @@ class MetricsReader:
             sums = [x.where(a, 0).sum(dtype=torch.float64) for x, a in zip(rewards, active, strict=True)]
             self._shaped += torch.stack([*(a.sum().double() for a in active), *sums])
 
+        if self._opponents is not None:
+            self._results += self._opponents.match_results()
+
     def discard(self) -> None:
         """Begin anew without a read."""
         self._totals.zero_()
@@ -114,12 +127,16 @@ class MetricsReader:
         """
         rollout, env = self._rollout, self._rollout.env
         read = iter(totals)
-        learned, shaped, episodes, counts = (list(islice(read, n)) for n in self._sizes)
+        learned, shaped, results, episodes, counts = (list(islice(read, n)) for n in self._sizes)
         *counts, iterations_read = counts  # each in all processes
         metrics = {name: value / iterations_read for name, value in zip(self._learned, learned, strict=True)}
         metrics |= dict(zip(COUNTS, counts, strict=False))
         for k, role in enumerate(self._roles):
             metrics[f"shaped_reward_{role}"] = shaped[len(self._roles) + k] / max(shaped[k], 1)
+        for k, match in enumerate(self._matches):
+            wins, draws, games = results[3 * k : 3 * k + 3]
+            metrics[f"games_{match}"] = games
+            metrics[f"win_rate_{match}"] = (wins + draws / 2) / games if games else math.nan
         *sums, num_latest = episodes
         means = dict.fromkeys((f"return_{role}" for role in env.game.layout.roles), 0.0)  # of roles without agents
         for name, total in zip(self._episode_log.names, sums, strict=True):
@@ -162,6 +179,8 @@ class NonFiniteMetrics:
             if isinstance(value, str) or math.isfinite(value) or name in self._known:
                 continue
             if name.startswith(EPISODE_METRICS) and metrics["first_episodes"]:
+                continue
+            if name.startswith("win_rate_") and not metrics["games_" + name.removeprefix("win_rate_")]:
                 continue
             self._known.add(name)
             cause = next(cause for start, cause in CAUSES.items() if name.startswith(start))

@@ -120,7 +120,7 @@ def obs_update(normalizer: Normalizer, rollout: Rollout, view: RoleView, indices
         table,
         offsets.flatten().contiguous(),
         indices,
-        rollout.active,
+        rollout.learned,
         normalizer.mean,
         acting=rollout.acting,
     )
@@ -142,13 +142,13 @@ def state_update(normalizer: Normalizer, rollout: Rollout, view: RoleView, indic
     table = states.flatten(0, 2)
     rows, offsets = (torch.arange(n, device=table.device) for n in table.shape)
     if states.shape[2] > 1:
-        own_launch, moments = moments_launch(functions, table, offsets, indices, rollout.active, normalizer.mean)
+        own_launch, moments = moments_launch(functions, table, offsets, indices, rollout.learned, normalizer.mean)
         return NormalizerUpdate(own_launch, moments, update_launch(functions, normalizer, moments))
     active = torch.zeros(rollout.active[:-1].shape[:2], dtype=torch.bool, device=table.device)
     launch, moments = moments_launch(functions, table, offsets, rows, active, normalizer.mean)
 
     def add_samples() -> None:
-        torch.any(rollout.active[:-1, :, view.agents], -1, out=active)
+        torch.any(rollout.learned[:-1, :, view.agents], -1, out=active)
         launch()
 
     return NormalizerUpdate(add_samples, moments, update_launch(functions, normalizer, moments))
@@ -224,7 +224,7 @@ def reward_update(
         rewards=rollout.rewards,
         terminations=rollout.terminations,
         truncations=rollout.truncations,
-        active=rollout.active,
+        active=rollout.learned,
         indices=indices[:rows],
         reward_sums=reward_sums,
         mean=normalizer.mean,

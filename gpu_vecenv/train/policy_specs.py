@@ -20,7 +20,13 @@ from gpu_vecenv.train.role_view import agents_of, check_each_agent_once
 
 Sharing = Literal["role", "agent", "all"]  # who shares a policy: the agents of a role, no two agents, or all agents
 
-RUN_WIDE_KEYS = ("total_steps", "num_steps", "squash", "precision")  # options on which all policies must agree
+RUN_WIDE_KEYS = (
+    "total_steps",
+    "num_steps",
+    "staggered_starts",
+    "squash",
+    "precision",
+)  # options on which all policies must agree
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -103,7 +103,7 @@ class PQNLearner(Learner[PQNConfig]):
         Of a team those that act, or all where none does. An agent or team that does not act, in games with turns or
         team reward, learns what it can expect there: its draw changes nothing.
         """
-        active, acting = self.rollout.active.flatten()[indices].view(-1, self.together), self.rollout.acting
+        active, acting = self.rollout.learned.flatten()[indices].view(-1, self.together), self.rollout.acting
         if not self.is_team or acting is None:
             return active
         return active & acts_or_waits(acting.flatten()[indices].view(-1, self.together))

@@ -17,7 +17,9 @@ from gpu_vecenv.train.role_view import RoleView
 TensorSpecs: TypeAlias = dict[str, tuple[tuple[int, ...], torch.dtype]]  # name -> shape and dtype
 
 
-def rollout_specs(env: VecEnv, num_steps: int, *, keeps_states: bool = False) -> TensorSpecs:
+def rollout_specs(
+    env: VecEnv, num_steps: int, *, keeps_states: bool = False, masks_samples: bool = False
+) -> TensorSpecs:
     """The tensors of a ``Rollout``, all that it allocates; estimates of its memory are of these.
 
     First those of the step buffers, T + 1 rows of each: in row T, what the first reset writes beside observations.
@@ -37,6 +39,8 @@ def rollout_specs(env: VecEnv, num_steps: int, *, keeps_states: bool = False) ->
     if keeps_states and declares_state(env.game):
         owners = env.num_agents if env.game.layout.agent_critic_state else 1
         specs["states"] = (*after[:2], owners, state_size(env.game)), torch.float32
+    if masks_samples:
+        specs["learned"] = after, torch.bool
     return specs
 
 
@@ -44,24 +48,35 @@ class Rollout:
     """Rollout buffer of one iteration. The environment writes into it and the learner reads from it, without copies.
 
     Tensors are (T, E, A, …); ``obs``, ``active``, ``acting``, ``action_mask`` and ``values`` are (T + 1, E, A, …).
-    ``acting`` is None where all active agents act.
+    ``acting`` is None where all active agents act. ``learned`` (T + 1, E, A) are the samples that learners use: where
+    agents are ``active``, and with opponents not theirs.
 
     Args:
         env: The environment.
         num_steps: T.
         reward: Gives the rewards in place of the game's own; None keeps those.
         keeps_states: Whether it stores the state for critics at each step, if the game declares one.
+        masks_samples: Whether ``learned`` is a tensor of its own, which is written after the rollout.
     """
 
     def __init__(
-        self, env: VecEnv, num_steps: int, reward: RewardFunction | None = None, *, keeps_states: bool = False
+        self,
+        env: VecEnv,
+        num_steps: int,
+        reward: RewardFunction | None = None,
+        *,
+        keeps_states: bool = False,
+        masks_samples: bool = False,
     ) -> None:
         self.env = env
         stored = {
             name: torch.zeros(shape, dtype=dtype, device=env.device)
-            for name, (shape, dtype) in rollout_specs(env, num_steps, keeps_states=keeps_states).items()
+            for name, (shape, dtype) in rollout_specs(
+                env, num_steps, keeps_states=keeps_states, masks_samples=masks_samples
+            ).items()
         }
         self.obs, self.active, self.values = stored["obs"], stored["active"], stored["values"]
+        self.learned = stored.get("learned", self.active)
         self.acting, self.action_mask = stored.get("acting"), stored.get("action_mask")
         self.draws, self.log_probs = stored["draws"], stored["log_probs"]  # actions before squashing
         self.advantages, self.returns, self._states = stored["advantages"], stored["returns"], stored.get("states")
@@ -103,6 +118,7 @@ class Rollout:
         parameters: torch.Tensor,
         mark: Callable[[str], None] = lambda stage: None,
         timed_step: int | None = None,
+        act: Callable[[int], None] | None = None,
     ) -> None:
         """All T steps of an iteration. Does not compute the values of row T.
 
@@ -113,6 +129,7 @@ class Rollout:
             mark: Called in ``timed_step`` with "policy", "sampling" and "env" as the stages begin, and with "step_end".
             timed_step: This step samples and steps in two kernels, to time them; all others in one. Results are
                 bit-identical.
+            act: Changes the actions that were drawn for step t; None: they are taken as they are.
         """
         self.carry_over()
         for t, (buffers, sample) in enumerate(zip(self.step_buffers, self.samples, strict=True)):
@@ -121,8 +138,10 @@ class Rollout:
             for forward in forward_passes:
                 forward(t)
             record_stage("sampling")
-            if t == timed_step:
+            if t == timed_step or act is not None:
                 sampler.sample(parameters, out=sample)
+                if act is not None:
+                    act(t)
                 record_stage("env")
                 self.env.step(sample.actions, out=buffers)
             else:

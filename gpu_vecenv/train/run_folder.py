@@ -87,7 +87,7 @@ class Run:
         return self.error is None and self.trainer.iteration < self.trainer.num_iterations
 
     def begin(self, *, resume: bool, settings: Mapping[str, Any] | None) -> None:
-        """Load the newest checkpoint into the trainer; of a new run write the settings.
+        """Load the newest checkpoint into the trainer; of a new run write settings and a checkpoint.
 
         Raises:
             ConfigError: The folder already has a run.
@@ -108,6 +108,8 @@ class Run:
                     replace_file(self.folder / SETTINGS, json.dumps(settings, indent=1).encode())
         world.barrier()
         self.checkpoints.clean()
+        if not resume:
+            self.save(compare=False)
 
     @contextlib.contextmanager
     def logging(self, on_progress: OnProgress) -> Iterator[None]:

@@ -144,7 +144,7 @@ def block_shuffle(
     """
     functions, minibatches = rollout.env.functions, len(moments)
     permuted, samples = torch.empty_like(firsts), torch.empty_like(out)
-    numbers = rollout.active, rollout.advantages
+    numbers = rollout.learned, rollout.advantages
     permute = shuffle_launch(
         functions,
         firsts,

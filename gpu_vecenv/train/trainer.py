@@ -46,14 +46,18 @@ from gpu_vecenv.train.learner_config import LearnerConfig
 from gpu_vecenv.train.learner_kernels import advantage_launch
 from gpu_vecenv.train.metrics import MetricsReader, NonFiniteMetrics, read_totals, time_fractions
 from gpu_vecenv.train.network_checks import check_independent_rows
+from gpu_vecenv.train.opponent_ranges import Ranges
+from gpu_vecenv.train.opponents import Opponents
+from gpu_vecenv.train.opponents_config import OpponentsConfig
 from gpu_vecenv.train.policy import Policy
 from gpu_vecenv.train.policy_kernels import Forward, choose_kernels
 from gpu_vecenv.train.policy_specs import PolicySpec, Sharing, keeps_states, policy_of_spec, resolve_specs
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.reward import RewardFunction
-from gpu_vecenv.train.role_view import role_of
+from gpu_vecenv.train.role_view import agents_of, role_of
 from gpu_vecenv.train.rollout_storage import Rollout
 from gpu_vecenv.train.sequences import RecurrentStates
+from gpu_vecenv.train.staggered_starts import stagger
 from gpu_vecenv.train.stored_config import with_defaults
 from gpu_vecenv.train.trainer_state import check_fits
 
@@ -75,6 +79,8 @@ class Trainer:
             in place of the game's own; see ``Transition`` for its tensors. On a GPU it becomes part of a CUDA graph: it
             must be torch operations alone, without host reads, random numbers or Python state that changes. Logged
             returns and evaluations are those of the game; "shaped_reward_<role>" is its mean over agent-steps.
+        opponents: In a share of the environments one side learns; earlier policies, scripts or others play the rest.
+            None: all agents play by the present policies everywhere. In one process only.
         graphs: Whether to use CUDA graphs on a GPU.
         on_iteration: Called with a dictionary of metrics after every iteration that ``train`` reads; training ends when
             it returns True.
@@ -94,6 +100,7 @@ class Trainer:
         policies: Mapping[str, PolicySpec | nn.Module] | None = None,
         sharing: Sharing = "role",
         reward: RewardFunction | None = None,
+        opponents: OpponentsConfig | None = None,
         graphs: bool = True,
         on_iteration: Callable[[dict[str, float]], bool | None] | None = None,
     ) -> None:
@@ -102,7 +109,11 @@ class Trainer:
         check_flag("graphs", graphs)
         if on_iteration is not None and not callable(on_iteration):
             raise TypeError(f"on_iteration is a {type(on_iteration).__name__}; expected a function or None")
-        for name, given, kinds in (("config", config, CONFIGS), ("policies", policies, (Mapping,))):
+        for name, given, kinds in (
+            ("config", config, CONFIGS),
+            ("policies", policies, (Mapping,)),
+            ("opponents", opponents, (OpponentsConfig,)),
+        ):
             if given is not None and not isinstance(given, kinds):
                 expected = " or ".join(f"a {kind.__name__}" for kind in kinds)
                 raise TypeError(f"{name} is a {type(given).__name__}; expected {expected} or None")
@@ -121,14 +132,17 @@ class Trainer:
                 f"rank x num_envs = {self.world.rank * env.num_envs}: environments with one index are identical"
             )
         specs = resolve_specs(env.game, self.config, policies, sharing)
-        self._bytes_per_env = check_capacity(env, self.config, specs)
+        ranges = None if opponents is None else self._ranges(opponents, env, specs)
+        self._bytes_per_env = check_capacity(env, self.config, specs, masks_samples=ranges is not None)
         fits = env.autoreset_mode == "next_step" and not env.agents_as_envs
         self.env = env if fits else env.like(autoreset_mode="next_step", agents_as_envs=False)
         self._stream = capture_stream(self.env.functions.backend, threading.get_ident())
         with self.training_stream():
             self.configs = {name: spec.config or self.config for name, spec in specs.items()}
             central = keeps_states(specs, self.config)
-            self.rollout = Rollout(self.env, self.config.num_steps, reward, keeps_states=central)
+            self.rollout = Rollout(
+                self.env, self.config.num_steps, reward, keeps_states=central, masks_samples=ranges is not None
+            )
             self.policies: dict[str, Policy] = {}
             with torch.random.fork_rng(devices=[]):
                 torch.default_generator.manual_seed(self.seed)  # only the CPU's: weights are initialised there
@@ -179,9 +193,15 @@ class Trainer:
                 Forward(policy, self.rollout, self._parameters, kernels[name], self.states.get(name))
                 for name, policy in self.policies.items()
             ]
+            self.opponents: Opponents | None = None
+            if opponents is not None and ranges is not None:
+                policies_and_parameters = self.policies, self._parameters
+                self.opponents = Opponents(
+                    opponents, ranges, self.rollout, *policies_and_parameters, self.seed, self.config.squash
+                )
             # Why a rollout takes several launches a step; None: it is one launch.
             self._fused_rollout, self.rollout_reason = fused_rollout(
-                self.rollout, self.sampler, self.unfused_reasons, kernels
+                self.rollout, self.sampler, self.unfused_reasons, kernels, has_opponents=self.opponents is not None
             )
             gamma, gae_lambda = torch.zeros((2, env.num_agents), device=env.device)
             for learner in self.learners.values():
@@ -194,10 +214,15 @@ class Trainer:
                 self.env, *numbers, *flags, gamma, gae_lambda, data.acting, out=out
             )
             self.env.reset(seed=self.seed, out=self.rollout.last)
-            self.rollout.keep_state(-1)
+            shortened = stagger(self.env) if self.config.staggered_starts else None
+            self.rollout.refresh_last_step()
             self._check_networks(self.rollout.obs[-1:])
             self.episode_log = EpisodeLog(self.env)
-            self.metrics_reader = MetricsReader(self.rollout, self.learners, self.episode_log, self.world)
+            if shortened is not None:
+                self.episode_log.skip_current(shortened)
+            self.metrics_reader = MetricsReader(
+                self.rollout, self.learners, self.episode_log, self.world, self.opponents
+            )
         self.graphs, self.timer = graph_pool is not None, StageTimer(env.device)
         self._graphed_rollout = GraphedCallable(self._collect_rollout, "the rollout", graph_pool)
         self._graphed_end = GraphedCallable(self._end_updates, "the metrics", graph_pool)
@@ -428,12 +453,21 @@ class Trainer:
         data, timed_step = self.rollout, self.config.num_steps // 2  # its stages' shares of the time hold for all steps
         for learner in self.learners.values():
             learner.begin_rollout()
+        if self.opponents is not None:
+            self.begin_episodes(self.opponents.begin_rollout())
         if self._fused_rollout is not None and self._fused_rollout.applies():
             self._fused_rollout()
         else:
-            data.collect(self._forward_passes, self.sampler, self._parameters, self.timer.mark, timed_step)
+            passes: list[Callable[[int], None]] = [*self._forward_passes]
+            act = None
+            if self.opponents is not None:
+                passes.append(self.opponents)
+                act = self.opponents.act if self.opponents.acts_itself else None
+            data.collect(passes, self.sampler, self._parameters, self.timer.mark, timed_step, act)
             for forward in self._forward_passes:
                 forward(-1, only_values=True)
+        if self.opponents is not None:
+            self.opponents.end_rollout()
         self._compute_advantages()
         for learner in self.learners.values():
             learner.update_statistics()
@@ -442,6 +476,23 @@ class Trainer:
         if not self._networks_checked:  # the first observations of all environments may have been equal
             self._check_networks(self.rollout.obs[:-1])
             self._networks_checked = True
+
+    def begin_episodes(self, begins: torch.Tensor) -> None:
+        """Begin new episodes, in the last row of the rollout, in environments (E,) bool."""
+        self.env.reset(mask=begins, out=self.rollout.last)
+        self.rollout.keep_state(-1)
+        for states in self.states.values():
+            states.current.masked_fill_(begins[:, None, None], 0)
+        for learner in self.learners.values():
+            learner.reward_sums.masked_fill_(begins[:, None], 0)
+
+    def _ranges(self, opponents: OpponentsConfig, env: VecEnv, specs: Mapping[str, PolicySpec]) -> Ranges:
+        """The environments with opponents; ConfigError unless there can be such."""
+        if self.world.size > 1:
+            raise ConfigError(f"opponents are given with {self.world.size} processes; expected one process")
+        trained = {name: agents_of(env.game, name.split("+")) for name, spec in specs.items() if spec.train}
+        whole = [name for name in trained if getattr(specs[name].config or self.config, "mixing", "none") == "vdn"]
+        return Ranges(opponents, env.game, env.num_envs, trained, whole)
 
     @torch.no_grad()
     def _end_updates(self) -> None:
@@ -495,6 +546,9 @@ class Trainer:
         for name, learner in self.learners.items():
             tensors |= {f"optimizer.{name}.{key}": tensor for key, tensor in learner.state().items()}
         tensors |= {f"recurrent.{name}": states.current for name, states in self.states.items()}
+        opponents = self.opponents
+        if opponents is not None:
+            tensors |= {f"opponents.{name}": tensor for name, tensor in opponents.state().items()}
         game = self.env.game
         return tensors, {
             "game": game.name(),
@@ -509,6 +563,7 @@ class Trainer:
             "config": dataclasses.asdict(self.config),
             "policies": {name: dataclasses.asdict(config) for name, config in self.configs.items()},
             "trained": list(self.learners),
+            "opponents": None if opponents is None else opponents.config.description(),
             "reward": None if self.rollout.shaping is None else self.rollout.shaping.name,
             "made_with": {
                 "gpu_vecenv": __version__,
@@ -561,6 +616,8 @@ class Trainer:
         yield
         self.iteration, self._unread, self._in_iteration = iteration, 0, False
         self.metrics_reader.discard()
+        if self.opponents is not None:
+            self.opponents.give_weights()
         self.rollout.refresh_last_step()
 
     def close(self) -> None:
@@ -581,6 +638,7 @@ class Trainer:
             "_forward_passes",
             "_fused_rollout",
             "metrics_reader",
+            "opponents",
         ):
             vars(self).pop(name, None)
         gc.collect()  # learners and their GraphedCallables are reference cycles

@@ -36,7 +36,7 @@ class ValueNormUpdate:
             rollout.returns.view(-1, 1),
             zeros,
             indices,
-            rollout.active,
+            rollout.learned,
             torch.zeros(1, dtype=torch.float64, device=indices.device),
         )
 

@@ -20,6 +20,7 @@ from support.processes import run_child
 
 import gpu_vecenv
 from gpu_vecenv.cli.evaluate import Evaluate
+from gpu_vecenv.cli.exploit import Exploit
 from gpu_vecenv.cli.export import Export
 from gpu_vecenv.cli.main import COMMANDS, main
 from gpu_vecenv.cli.plot import Plot
@@ -191,14 +192,15 @@ def assert_mentioned(kinds, output):
         assert f"--{name.replace('_', '-')}" in mentioned
 
 
-@pytest.mark.parametrize("verb", ["evaluate", "plot", "export"])
+@pytest.mark.parametrize("verb", ["evaluate", "exploit", "plot", "export"])
 def test_help_of_what_takes_a_run_mentions_every_field(verb, command):
     code, output, errors = command(verb, "--help")
     assert (code, errors) == (0, [])
-    assert_mentioned([{"evaluate": Evaluate, "plot": Plot, "export": Export}[verb]], output)
+    assert_mentioned([{"evaluate": Evaluate, "exploit": Exploit, "plot": Plot, "export": Export}[verb]], output)
     assert re.search(rf"usage: gpu-vecenv {verb} .* RUN", output)
     purposes = {"evaluate": "other policies for some roles", "plot": "columns of metrics.csv"}
-    assert {**purposes, "export": "a folder with a model card"}[verb] in output
+    purposes |= {"export": "a folder with a model card", "exploit": "of which the best one counts"}
+    assert purposes[verb] in output
 
 
 def events(folder):
@@ -321,7 +323,8 @@ REFUSED = {
     "unknown command": ("trian tag_gridworld", "unknown command 'trian'; nearest: train"),
     "nothing like a command": (
         "xyzzy",
-        "unknown command 'xyzzy'; known: bench, check, doctor, evaluate, export, list, new, plot, replay, show, train",
+        "unknown command 'xyzzy'; known: bench, check, doctor, evaluate, exploit, export, list, new, plot, replay, "
+        "show, train",
     ),
     "list with arguments": ("list all", "Unrecognized options: all"),
     "doctor with arguments": ("doctor all", "Unrecognized options: all"),
@@ -1142,7 +1145,8 @@ def test_evaluate_prints_the_table_of_train(trained, command, monkeypatch):
     assert (code, errors) == (0, [])
     metrics = played(trained, 20, 20, {"runner": None}, greedy=True)
     words = [
-        "tag_gridworld: 20 episodes; most likely actions; runner=random",
+        f"tag_gridworld: 20 episodes, {metrics['distinct_episodes']} distinct episodes; most likely actions; "
+        "runner=random",
         "the runner was caught",
         "return, tagger",
     ]

@@ -54,6 +54,7 @@ RIGHT = {
     "clip_actions": FLAG,
     "takes_turns": FLAG,
     "team_reward": FLAG | TUPLE,
+    "noop": {"None", "-1", "1.5", "2**70", "(1,)", "{}", "other role -> 1"},
     "title": TEXT,
     "reset_options": TUPLE,
     "gymnasium_time_limit": FLAG,

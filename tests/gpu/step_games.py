@@ -15,9 +15,11 @@ import sys
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from games.crew import Crew
@@ -176,6 +178,28 @@ def step_game(device: str, game: Game, config: dict[str, Any], num_envs: int, mo
     return f"{name} {digest.hex()}"
 
 
+class WrittenProducts(TorchDispatchMode):
+    """torch's matrix products write to memory that a kernel has written before.
+
+    initcheck does not see what products on a Hopper's tensor cores store (by TMA), and would report whatever reads it.
+    """
+
+    PRODUCTS = tuple(getattr(torch.ops.aten, name) for name in ("mm", "addmm", "bmm", "baddbmm", "_addmm_activation"))
+    # Overload -> the one that writes to the memory of `out`.
+    INTO_MEMORY = MappingProxyType({"default": "out", "dtype": "dtype_out"})
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Multiply, once more if that made the memory."""
+        kwargs, product, overload = kwargs or {}, operator.overloadpacket, operator._overloadname
+        if product not in self.PRODUCTS:
+            return operator(*args, **kwargs)
+        if overload in self.INTO_MEMORY:
+            kwargs = {**kwargs, "out": torch.empty_like(operator(*args, **kwargs))}
+            operator = getattr(product, self.INTO_MEMORY[overload])
+        kwargs["out"].fill_(torch.nan)
+        return operator(*args, **kwargs)
+
+
 def learn_game(device: str, game: Game, config: dict[str, Any], changes: dict[str, Any]) -> str:
     """One iteration of training without graphs; the fingerprint of the advantages."""
     env = VecEnv(
@@ -187,8 +211,9 @@ def learn_game(device: str, game: Game, config: dict[str, Any], changes: dict[st
     )
     settings = {"num_steps": 5, "num_epochs": 1, "num_minibatches": 3, "hidden_sizes": (8,), "total_steps": 10**6}
     policy_kernels.MIN_STEP_ROWS = 0  # kernels layer by layer also where torch would be faster
-    trainer = Trainer(env, PPOConfig(**{**settings, **changes}), graphs=False)
-    trainer.train_iteration()
+    with WrittenProducts():
+        trainer = Trainer(env, PPOConfig(**{**settings, **changes}), graphs=False)
+        trainer.train_iteration()
     digest = Digest(env.functions, env.num_envs)
     digest.add(trainer.rollout.advantages.transpose(0, 1))
     name = f"{env.game.name()} {env.num_agents} agents {' '.join(map(str, changes.values()))} learnt"

@@ -175,6 +175,14 @@ def entrances(tmp_path_factory):
                 "greedy": (False, TRUE), "seed": (1, NONE), "on_progress": (lambda *_: None, {"a function", "a class"}),
             },
         ),
+        "exploitability": (
+            gpu_vecenv.exploitability,
+            {
+                "env": (env, set()), "policy": (policy, set()), "roles": (["runner"], {"[]"}),
+                "config": (None, NONE), "total_steps": (16, NONE | COUNT), "seeds": ([0, 1, 2], set()),
+                "episodes": (2, COUNT), "seed": (1, set()), "on_progress": (lambda *_: None, {"a function", "a class"}),
+            },
+        ),
         "rollout": (
             gpu_vecenv.rollout,
             {
@@ -187,7 +195,7 @@ def entrances(tmp_path_factory):
             {
                 "env": (training, set()), "config": (config, NONE), "seed": (0, set()), "policies": (None, NONE),
                 "sharing": ("role", set()), "graphs": (True, TRUE), "reward": (None, NONE | {"a class"}),
-                "on_iteration": function,
+                "on_iteration": function, "opponents": (None, NONE),
             },
         ),
         "load_policy": (
@@ -463,6 +471,7 @@ LINES = {  # of each command one that ends within a second
     "train": f"train tag_gridworld {SMALL} --max-steps 5 --grid 4 --out new",
     "resume": "train --resume run --device cpu",
     "evaluate": "evaluate run --episodes 2 --num-envs 2 --device cpu",
+    "exploit": "exploit run --total-steps 16 --episodes 2 --num-envs 4 --device cpu",
     "plot": "plot run --out curve.png",
     "export": "export run --format torchscript --out new",
     "record": "replay record tag_gridworld --max-steps 5 --grid 4 --device cpu --out new",
@@ -495,6 +504,7 @@ TEXTS = {
     "policies": [["{"], ["[]"], ['{"nonsuch": {}}'], ['{"tagger": {"gamma": 2}}']],
     "randomize": [["nonsuch"], ["grid", "1"], ["grid", "1", "x"]],
     "resume": [["nowhere"], ["file"]],
+    "roles": [["nonsuch"], ["tagger", "tagger"]],
     "reward": [["nonsuch"], ["nowhere:f"], ["nowhere.py:f"], ["math:nonsuch"], ["math:pi"], [""]],
     "title": [],  # any text
     "wandb": [],  # any text, where it is installed

@@ -62,7 +62,7 @@ def commands() -> list[str]:
     """Every gpu-vecenv command of the documents, once; not those named without the game that they need."""
     lines = [line for _, body in blocks("sh") for line in body.splitlines()]
     spans = [span for text in TEXTS.values() for span in inline(text)]
-    bare = re.compile(r"gpu-vecenv (?!(train|evaluate|plot|replay|show|bench|check|new)$)")
+    bare = re.compile(r"gpu-vecenv (?!(train|evaluate|exploit|plot|replay|show|bench|check|new)$)")
     found = [line for line in [*lines, *spans] if bare.match(line)]
     return list(dict.fromkeys(found))
 
@@ -135,7 +135,7 @@ def test_commands_run(command: str, made_before: Path, tmp_path: Path) -> None:
     if "onnx" in arguments:
         pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
     helps, resumes = "--help" in arguments, "--resume" in arguments
-    takes_runs = resumes or verb in ("evaluate", "export", "plot", "replay")
+    takes_runs = resumes or verb in ("evaluate", "exploit", "export", "plot", "replay")
     for old in re.findall(r"\bruns?/[\w-]+", " ".join(arguments)) if takes_runs else ():
         shutil.copytree(made_before / "run", tmp_path / old)
     for old in ("replays", "trained") if verb == "replay" and arguments[0] != "record" else ():
@@ -144,6 +144,8 @@ def test_commands_run(command: str, made_before: Path, tmp_path: Path) -> None:
         arguments += [*SMALL, "--out", "run"]
     if verb == "evaluate" and not helps:
         arguments += ["--episodes", "4", "--device", "cpu"]
+    if verb == "exploit" and not helps:
+        arguments += ["--total-steps", "64", "--episodes", "4", "--device", "cpu"]
     if verb == "check" and "--help" not in arguments:
         arguments += ["--steps", "30"]
     for folder in ("examples", "tests"):

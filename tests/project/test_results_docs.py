@@ -62,6 +62,15 @@ def speeds() -> Iterator[str]:
         yield f"| {' | '.join((name, one['update'], *metrics))} |"
 
 
+def speeds_of_short_iterations() -> Iterator[str]:
+    """One line for each configuration, on one GPU and on two."""
+    measured = json.loads((DOCS / "performance" / "h100-two-gpus.json").read_text(encoding="utf-8"))["rows"]
+    for one, two in zip(measured[::2], measured[1::2], strict=True):
+        name = f"{one['game']}, {one['num_envs']:,} x {one['num_steps']}, 2 x {one['units'][0]}"
+        rates = [row["env_steps_per_s"] / 1e6 for row in (one, two)]
+        yield f"| {name} | {rates[0]:.2f} M | {rates[1]:.2f} M | {rates[1] / rates[0]:.2f} |"
+
+
 def minibatches() -> Iterator[str]:
     """The end of one line for each game and number of minibatches: what was not finite, largest loss, return."""
     runs: dict[tuple[str, int], list[dict[str, Any]]] = {}
@@ -95,6 +104,8 @@ def test_the_tables_against_scripts_are_what_was_measured(game: str) -> None:
 def test_the_table_of_speeds_is_what_was_measured() -> None:
     rows = list(speeds())
     assert len(rows) == 8 and [row for row in rows if row not in TEXT] == []
+    short = list(speeds_of_short_iterations())
+    assert len(short) == 3 and [row for row in short if row not in TEXT] == []
 
 
 def test_every_curve_is_shown_and_is_there() -> None:

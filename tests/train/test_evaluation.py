@@ -322,9 +322,26 @@ def test_greedy_evaluation_is_deterministic_and_sampling_follows_its_seed(device
     assert greedy == trainer.evaluate(20, greedy=True)
     # All start from the same cells, so that without chance all episodes are one and the same (sums in one order).
     assert trainer.evaluate(1, greedy=True, seed=99) == pytest.approx({**greedy, "episodes": 1})
+    assert greedy["distinct_episodes"] == 1
     sampled = trainer.evaluate(20)
     assert sampled == trainer.evaluate(20) != trainer.evaluate(20, seed=2)
-    assert sampled != greedy
+    assert sampled != greedy and "distinct_episodes" not in sampled
+
+
+@pytest.mark.parametrize(("num_envs", "episodes"), [(4, 4), (4, 11), (16, 10)])
+def test_greedy_episodes_that_differ_in_their_start_alone_are_told_apart(num_envs, episodes, device):
+    """Lengths are equal, and returns but for a few bits: observations differ."""
+    env = gpu_vecenv.make("pendulum", num_envs, device, max_steps=3)
+    found = evaluate(env, {"agent": policy_of(env, "agent")}, episodes, greedy=True)
+    assert (found["distinct_episodes"], found["episode_length"]) == (episodes, 3)
+
+
+def test_greedy_episodes_differ_by_random_opponents_alone(device):
+    env = gpu_vecenv.make("tag_gridworld", 8, device, grid=4, max_steps=9)
+    stay = lambda obs: torch.zeros(obs.shape[:2], dtype=torch.int32, device=device)  # noqa: E731
+    walks = evaluate(env, {"tagger": stay, "runner": None}, 8, greedy=True)["distinct_episodes"]
+    assert 1 < walks <= 8
+    assert evaluate(env, {"tagger": stay, "runner": stay}, 20, greedy=True)["distinct_episodes"] == 1
 
 
 @pytest.mark.parametrize(("game", "role"), [(Script, "other"), (Scouts, "scout")])

@@ -294,11 +294,11 @@ def test_where_the_newest_checkpoint_is_damaged_the_one_before_is_taken(damage, 
 
 def test_where_all_checkpoints_are_damaged_nothing_is_touched(command, trained):
     run = interrupted(trained("alone", 2), 2)
-    for iteration in (1, 2):
+    for iteration in range(3):
         flip(file_of(run, iteration))
     before = (run / METRICS_FILE).read_text()
     line = refusal(command("train", "--resume", run))
-    assert "iteration-00000001" in line and "iteration-00000002" in line and "damaged" in line
+    assert all(f"iteration-0000000{iteration}" in line for iteration in range(3)) and "damaged" in line
     assert (run / METRICS_FILE).read_text() == before and saved(run) == 2
 
 
@@ -350,6 +350,19 @@ def test_drafts_of_a_killed_run_are_removed(command, trained):
     assert not [name for name in names(copy) if name.endswith(".draft")]
 
 
+def test_a_new_run_has_a_checkpoint_before_its_first_iteration(command, trained, device):
+    """Of the initial weights, and with no score: it is not the best before anything was compared."""
+    alone = trained("alone", 3)
+    tensors, manifest = load_checkpoint(file_of(alone, 0))
+    assert manifest["iteration"] == 0 and manifest["progress"]["seconds"] == 0
+    assert manifest["progress"]["selection"] == {"best": None, "best_iteration": None, "training_episodes": 0}
+    assert load_checkpoint(alone / "checkpoints" / "best.safetensors")[1]["iteration"] > 0
+    assert tensors["env.engine_episode"].eq(0).all() and tensors["optimizer.tagger.reward_sums"].eq(0).all()
+    copy = interrupted(alone, 0)
+    assert command("train", "--resume", copy)[0] == 0
+    assert differences(alone, copy) == []
+
+
 @pytest.mark.parametrize("keep", [1, 2])
 def test_so_many_checkpoints_are_kept_and_the_best(keep, command, trained):
     alone = trained("alone", 7, "--keep", keep)
@@ -361,8 +374,6 @@ def test_a_kill_before_the_best_checkpoint_has_its_name_loses_it_not(command, de
     learning = "--grid 4 --best-episodes 16 --learning-rate 0.03".split()
     alone = trained("alone", 6, *learning)
     best, link = load_checkpoint(alone / "checkpoints" / "best.safetensors")[1]["iteration"], os.link
-
-    assert best > 1  # there is a checkpoint before it
 
     def killed(source, target):
         if f"iteration-{best:08d}." in Path(target).name:
@@ -485,12 +496,13 @@ def test_a_lock_that_is_a_symbolic_link_is_not_written(command, tmp_path):
 
 @pytest.mark.parametrize("draft", [True, False])
 def test_a_run_without_a_checkpoint_is_started_again_not_taken_up(draft, command, device, trained, tmp_path):
-    """As a kill during its first iteration, or while its first checkpoint was written, leaves it."""
+    """As a kill before its first checkpoint, or while it was written, leaves it."""
     alone = trained("alone", 3)
     run = interrupted(alone, 0)
+    file_of(run, 0).unlink()
     (run / "checkpoints" / "best.safetensors").unlink()
     if draft:
-        (run / "checkpoints" / ".iteration-00000001.safetensors.0123456789ab.draft").write_bytes(b"half of it")
+        (run / "checkpoints" / ".iteration-00000000.safetensors.0123456789ab.draft").write_bytes(b"half of it")
     else:
         (run / "checkpoints").rmdir()
     assert "no usable checkpoint" in refusal(command("train", "--resume", run))

@@ -34,6 +34,7 @@ from gpu_vecenv.train.layers import kernel_on
 from gpu_vecenv.train.policy_specs import RUN_WIDE_KEYS, PolicySpec
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.ppo_learner import LOSS_METRICS
+from gpu_vecenv.train.staggered_starts import stagger, staggered_steps
 from gpu_vecenv.train.trainer import Trainer
 
 # Runners leave one by one, so that some agents are inactive in running episodes; two action heads.
@@ -155,7 +156,9 @@ def check_rollouts(setup, device):
     """Those of a trainer hold what another environment gives for the same actions, and what the networks give."""
     trainer, twin = setup.trainer(device), setup.env(device)
     sampler = Sampler(twin, squash=setup.config.squash)
-    obs, info = twin.reset(seed=5)
+    _, info = twin.reset(seed=5)
+    stagger(twin)
+    obs = twin.observe()
     seen = {"reset": 0, "left": 0}
     steps = setup.config.num_steps
     for _ in range(32 // steps):
@@ -273,12 +276,11 @@ def test_looking_again_gives_the_row_that_the_step_wrote(game, device):
 def test_metrics_of_an_iteration_are_those_of_its_episodes(device):
     trainer = Trainer(leaving(device, 5), SMALL, seed=2)
     returns, lengths = torch.zeros(5, 7, dtype=torch.float64, device=device), torch.zeros(5, device=device)
-    seen, silent, latest = (
-        0,
-        0,
-        {},
-    )  # latest: of each environment, the episodes of the last iteration in which any ended
-    for iteration in range(6):
+    seen = silent = 0
+    latest = {}  # of each environment, the episodes of the last iteration in which any ended
+    shortened = set((staggered_steps(trainer.env) > 0).nonzero().flatten().tolist())
+    assert len(shortened) == 4
+    for iteration in range(9):
         metrics, data = trainer.train_iteration(), trainer.rollout
         ended = {}
         for t in range(SMALL.num_steps):
@@ -289,8 +291,13 @@ def test_metrics_of_an_iteration_are_those_of_its_episodes(device):
                 split = returns[environment, :3].mean().item(), returns[environment, 3:].mean().item()
                 ended.setdefault(environment, []).append((lengths[environment].item(), terminated, *split))
                 returns[environment] = lengths[environment] = 0
+        number = sum(map(len, ended.values()))
+        for environment in shortened.intersection(ended):  # its first episode does not count
+            shortened.remove(environment)
+            number -= 1
+            del ended[environment]
         latest |= ended
-        number, first = sum(map(len, ended.values())), 5 - len(latest)
+        first = 5 - len(latest)
         seen, silent = seen + number, silent + bool(first and ended)
         names = ("episode_length", "terminated_fraction", "return_tagger", "return_runner")
         assert (metrics["episodes"], metrics["first_episodes"]) == (number, first)
@@ -311,8 +318,8 @@ def time_fractions_of(trainer):
 def test_metrics_have_the_names_of_policies_and_roles(name, device):
     setup = SETUPS[name]
     trainer = setup.trainer(device)
-    trainer.train_iteration()
-    metrics = trainer.train_iteration()  # by its end every environment has ended an episode
+    iterated(trainer, 4)  # by their end every environment has ended an episode that counts
+    metrics = trainer.train_iteration()
     trained = {"roles": ["tagger", "runner"], "shared": ["tagger+runner"], "frozen": ["tagger"]}[name]
     each = [*LOSS_METRICS, "skipped_fraction", "explained_variance", "learning_rate"]
     assert set(metrics) == {
@@ -442,7 +449,7 @@ def test_roles_that_differ_cannot_share(device):
         Trainer(SETUPS["masks"].env(device), SMALL, policies={"driver+helper": PolicySpec()})
 
 
-OTHER = {"total_steps": 10**5, "num_steps": 16, "squash": "tanh", "precision": "bfloat16"}
+OTHER = {"total_steps": 10**5, "num_steps": 16, "staggered_starts": False, "squash": "tanh", "precision": "bfloat16"}
 
 
 @pytest.mark.parametrize("key", RUN_WIDE_KEYS)
@@ -487,7 +494,7 @@ def test_each_policy_has_the_network_of_its_own_configuration(device):
     assert [layer.out_features for layer in tagger.network.trunk[::2]] == [16]
     assert [layer.out_features for layer in runner.network.critic_trunk[::2]] == [5, 7]
     assert tagger.obs_normalizer is None and runner.obs_normalizer is not None
-    assert all(np.isfinite(value) for value in iterated(trainer, 2)[-1].values())
+    assert all(np.isfinite(value) for value in iterated(trainer, 5)[-1].values())
 
 
 def test_a_frozen_policy_acts_and_stays_as_it_is(device):

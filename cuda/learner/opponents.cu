@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// Results of the episodes against opponents that ended in a rollout.
+#include "kernel.cuh"
+
+// For each environment from `first_env` on: the wins of the side that learns, draws and games. `sums` are the rewards
+// of both sides in the episode so far. Mean returns are compared as products with the numbers of agents, without
+// rounding of quotients. An episode has ended where agents were active and none is in the next row.
+KERNEL(opponent_results) {
+    FOR_ITEMS (env, args.num_envs) {
+        i64 first = (args.first_env + env) * args.agents, step = args.all_envs * args.agents;
+        i64 counts[3] = {}, learners = 0;
+        double sums[2] = {args.sums[2 * env], args.sums[2 * env + 1]};
+        for (i64 agent = 0; agent < args.agents; ++agent) learners += args.learns[first + agent];
+        for (i64 t = 0; t < args.num_steps; ++t) {
+            i64 row = t * step + first;
+            bool was_active = false, is_active = false;
+            for (i64 agent = 0; agent < args.agents; ++agent) {
+                i64 at = row + agent;
+                was_active |= args.active[at];
+                is_active |= args.active[at + step];
+                if (args.active[at]) sums[args.learns[first + agent] ? 0 : 1] += (double)args.rewards[at];
+            }
+            if (!was_active || is_active) continue;
+            double difference = sums[0] * (double)(args.agents - learners) - sums[1] * (double)learners;
+            counts[0] += difference > 0;
+            counts[1] += difference == 0;
+            counts[2] += 1;
+            sums[0] = sums[1] = 0;
+        }
+        for (int k = 0; k < 2; ++k) args.sums[2 * env + k] = sums[k];
+        for (int k = 0; k < 3; ++k) args.counts[3 * env + k] = counts[k];
+    }
+}

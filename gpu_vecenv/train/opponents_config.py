@@ -1,0 +1,107 @@
+"""The caller's configuration of opponents: which share of the environments plays against what."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from gpu_vecenv.declare.config import check_fields, param
+from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.train.evaluation import RolePolicy
+
+SNAPSHOTS, RANDOM, STILL = MEMBERS = ("snapshots", "random", "still")
+Sampling = Literal["hard", "even", "uniform"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opponent:
+    """An opponent of one's own: policies or scripts that play some agents.
+
+    Args:
+        name: In metrics and checkpoints.
+        actors: Role or agent -> its actor: a ``Policy``, such as one of a run from ``load_policy``, or a function from
+            observations (num_envs, count, *shape) to actions of their action space. Several names may be joined by "+".
+            On a GPU a function becomes part of a CUDA graph: torch operations alone, without host reads.
+
+    Raises:
+        ConfigError: The name is empty or that of another kind of opponents, or there are no actors.
+        TypeError: An actor is neither a policy nor a function.
+    """
+
+    name: str
+    actors: Mapping[str, RolePolicy]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name or self.name in MEMBERS:
+            raise ConfigError(f"Opponent.name is {self.name!r}; expected a name that is none of {', '.join(MEMBERS)}")
+        if not isinstance(self.actors, Mapping):
+            raise TypeError(f"Opponent.actors is a {type(self.actors).__name__}; expected a mapping, role -> actor")
+        if not self.actors:
+            raise ConfigError(f"Opponent {self.name!r} has no actors; expected one for at least one role")
+        for role, actor in self.actors.items():
+            if not callable(actor):
+                raise TypeError(
+                    f"the actor of {role!r} of Opponent {self.name!r} is a {type(actor).__name__}; expected a Policy "
+                    "or a function of observations that returns actions"
+                )
+
+
+def _checked_members(key: str, value: Any) -> tuple[str | Opponent, ...]:
+    """The members, or ConfigError."""
+    if not isinstance(value, tuple | list) or not value:
+        raise ConfigError(f"{key} is {value!r:.200}; expected a tuple of {', '.join(MEMBERS)} and Opponent(…)")
+    for member in value:
+        if not isinstance(member, Opponent) and member not in MEMBERS:
+            raise ConfigError(f"{key} has {member!r:.80}; expected {', '.join(map(repr, MEMBERS))} or an Opponent(…)")
+    names = [member.name if isinstance(member, Opponent) else member for member in value]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"{key} is {names}; expected each name once")
+    return tuple(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpponentsConfig:
+    """A share of a trainer's environments, in which one side learns and an opponent plays the others.
+
+    A side is a role, or in a game of one role an agent. The last environments are cut into ``num_ranges`` contiguous
+    ranges of equal size; the sides take turns in which one learns there. A range has one opponent at a time. After
+    ``reassign_interval`` iterations, once an episode has ended in each of its environments, the range's next opponent
+    is drawn; another one begins with new episodes.
+
+    An opponent has won or lost by the end of an episode, by the sign of the difference of the sides' mean returns, of
+    the rewards that are trained with. With p = (wins + draws / 2 + 1) / (games + 2) of a learning side against an
+    opponent, opponents are drawn with weights (1 - p)^2 ("hard") or p (1 - p) ("even"), prioritised fictitious
+    self-play of Vinyals et al., "Grandmaster level in StarCraft II", 2019, or all with the same ("uniform").
+
+    Raises:
+        ConfigError: A value has another type, or is out of range.
+    """
+
+    share: float = param(0.25, low=0, high=1)  # of the environments
+    # "snapshots" of the policies in training; "random": uniform actions; "still": the no-op that the game declares
+    members: tuple[str | Opponent, ...] = dataclasses.field(
+        default=(SNAPSHOTS,), metadata={"convert": _checked_members}
+    )
+    num_ranges: int = param(8, low=1)  # opponents at a time
+    num_snapshots: int = param(8, low=1)  # that are kept; a new one replaces the oldest
+    snapshot_interval: int = param(50, low=1)  # iterations from one snapshot to the next; the first is of the beginning
+    snapshot_gain: float | None = param(None, low=0, high=1)  # also once p against the newest one exceeds it
+    reassign_interval: int = param(10, low=1)  # iterations that a range keeps its opponent
+    sampling: Sampling = "hard"
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not self.share:
+            raise ConfigError("OpponentsConfig.share is 0; expected a fraction > 0, or opponents=None")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the members."""
+        return tuple(member.name if isinstance(member, Opponent) else member for member in self.members)
+
+    def description(self) -> dict[str, Any]:
+        """JSON values that say what it is, in a checkpoint."""
+        values = {option.name: getattr(self, option.name) for option in dataclasses.fields(self)}
+        return {**values, "members": list(self.names)}
