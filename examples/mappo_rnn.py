@@ -18,7 +18,7 @@ import torch
 import tyro
 from torch import nn
 
-from gpu_vecenv import EpisodeLog, Sample, Sampler, VecEnv, configure, evaluate
+from gpu_vecenv import EpisodeLog, RecurrentLayer, Sample, Sampler, VecEnv, configure, evaluate
 
 
 @dataclass
@@ -47,15 +47,15 @@ class Options:
 
 
 class RecurrentNet(nn.Module):
-    """A layer, a GRU, a head."""
+    """A layer, a GRU, a head; on a GPU the GRU is a kernel, one launch for all steps."""
 
-    def __init__(self, inputs: int, units: int, outputs: int, head_gain: float) -> None:
+    def __init__(self, env: VecEnv, inputs: int, units: int, outputs: int, head_gain: float) -> None:
         super().__init__()
-        self.layer, self.cell, self.head = nn.Linear(inputs, units), nn.GRUCell(units, units), nn.Linear(units, outputs)
-        for weights in self.parameters():
-            nn.init.zeros_(weights) if weights.ndim == 1 else nn.init.orthogonal_(weights)
-        self.layer.weight.data *= math.sqrt(2)
-        self.head.weight.data *= head_gain
+        self.layer, self.gru = nn.Linear(inputs, units), RecurrentLayer(units, units, env=env)
+        self.head = nn.Linear(units, outputs)
+        for linear, gain in ((self.layer, math.sqrt(2)), (self.head, head_gain)):
+            nn.init.orthogonal_(linear.weight, gain)
+            nn.init.zeros_(linear.bias)
 
     def forward(self, x: torch.Tensor, state: torch.Tensor, first: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Outputs (steps, rows, n), and the state (rows, U) that the last step leaves.
@@ -65,11 +65,10 @@ class RecurrentNet(nn.Module):
             state: (rows, U), which the step before these left.
             first: (steps, rows) bool, where x is the first of an episode: it meets a state of 0.
         """
-        states = list[torch.Tensor]()
-        for features, is_first in zip(self.layer(x.float()).relu(), first, strict=True):
-            state = self.cell(features, torch.where(is_first[:, None], 0, state))
-            states.append(state)
-        return self.head(torch.stack(states)), state
+        state = torch.where(first[0, :, None], 0, state)
+        is_kept = torch.cat([~first[1:], torch.ones_like(first[:1])])  # the state after each step
+        features = self.gru.sequence(self.layer(x.float()).relu(), state, is_kept)
+        return self.head(features), features[-1]
 
 
 def log_probs_and_entropies(
@@ -174,8 +173,8 @@ class MAPPO:
         self.data = data = Rollout(env, options.num_steps)
         self.choices = tuple(env.layout.action.head_sizes)  # of each discrete head; none of a Box
         E, A, U, L = env.num_envs, env.num_agents, options.units, options.sequence_length
-        self.actor = RecurrentNet(data.obs[0, 0, 0].numel(), U, self.sampler.num_parameters, 0.01).to(device)
-        self.critic = RecurrentNet(data.states.shape[-1], U, A, 1.0).to(device)  # its rows are environments
+        self.actor = RecurrentNet(env, data.obs[0, 0, 0].numel(), U, self.sampler.num_parameters, 0.01).to(device)
+        self.critic = RecurrentNet(env, data.states.shape[-1], U, A, 1.0).to(device)  # its rows are environments
         self.actor_state, self.critic_state = torch.zeros((E, A, U), device=device), torch.zeros((E, U), device=device)
         self.actor_starts, self.critic_starts = (  # with which sequences begin
             torch.stack([state] * (options.num_steps // L)) for state in (self.actor_state, self.critic_state)

@@ -18,6 +18,7 @@ from gpu_vecenv.train.opponents_config import Opponent, OpponentsConfig
 from gpu_vecenv.train.policy_specs import PolicySpec
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.pqn import PQNConfig
+from gpu_vecenv.train.recurrent_layer import RecurrentLayer
 from gpu_vecenv.train.reward import Transition
 from gpu_vecenv.train.trainer import Trainer
 from gpu_vecenv.views.batched_env import BatchedParallelEnv, batched_parallel_env
@@ -42,6 +43,7 @@ __all__ = [
     "PQNConfig",
     "ParallelEnv",
     "PolicySpec",
+    "RecurrentLayer",
     "Sample",
     "Sampler",
     "StepBuffers",

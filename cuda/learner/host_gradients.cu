@@ -152,6 +152,7 @@ static void sum_part(const perceptron_gradients_Arguments& args, i64 part, int t
 
 KERNEL(perceptron_gradients) {
     using namespace perceptron;
+    if (args.skip_update && *args.skip_update == 1) return;
     auto& memory = memory_of<Memory>(args.scratch, worker_);
     FOR_ITEMS (item, args.num_parts * TOWERS) sum_part(args, item / TOWERS, (int)(item % TOWERS), memory);
 }

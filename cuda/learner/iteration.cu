@@ -78,11 +78,14 @@ BLOCK_KERNEL(explained_variance, TILE_BLOCK) {
     }
 }
 
-// Adds to `totals` the means over an iteration's minibatches, and explained variance. `stopped` becomes 1 if one of the
+// Adds to `totals` the means over an iteration's minibatches up to the first that is skipped, the share of skipped
+// ones, which is the last of `metric_sums`, explained variance and learning rate. `stopped` becomes 1 if one of the
 // first `num_losses` is not finite or an environment had an invalid action.
 KERNEL(learner_metrics) {
     FOR_ITEMS (k, args.num_metrics + 2) {
-        float metric = k < args.num_metrics    ? args.metric_sums[k] / (float)args.num_updates
+        float skipped = args.metric_sums[args.num_metrics - 1], computed = (float)args.num_updates;
+        if (skipped > 0 && k < args.num_metrics - 1) computed -= skipped - 1;  // 1 if all were skipped: sums are 0 then
+        float metric = k < args.num_metrics    ? args.metric_sums[k] / computed
                        : k == args.num_metrics ? *args.explained_variance
                                                : *args.learning_rate;
         args.totals[k] += metric;

@@ -171,7 +171,7 @@ KERNEL(gather_rows) {
 }
 
 // Scales the gradient down to max_grad_norm, and sets `skip_update` to 1 if a metric or the norm is not finite or
-// approx_kl exceeds target_kl. Adds metrics, norm and `skip_update` to `metric_sums`.
+// approx_kl exceeds target_kl. Adds `skip_update` to `metric_sums`, and metrics and norm unless it was 1 before.
 KERNEL(clip_grad_norm) {
     FOR_ITEMS (k, args.parameters + 1) {
         if (k < args.parameters) {
@@ -179,16 +179,16 @@ KERNEL(clip_grad_norm) {
             args.gradient[k] *= scale > 1 ? 1.0f : scale;  // NaN is not greater than 1 and stays NaN
             continue;
         }
-        bool finite = math::is_finite(*args.norm);
+        bool finite = math::is_finite(*args.norm), computed = *args.skip_update != 1;
         for (int j = 0; j < args.num_metrics; ++j) {
             finite = finite && math::is_finite(args.metrics[j]);
-            args.metric_sums[j] += args.metrics[j];
+            if (computed) args.metric_sums[j] += args.metrics[j];
         }
         if (!finite || args.metrics[args.kl_index] > args.target_kl) *args.skip_update = 1;
         if (*args.skip_update == 0)
             *args.learning_rate = adapted_rate(*args.learning_rate, args.metrics[args.kl_index], args.desired_kl,
                                                args.least_rate, args.most_rate);
-        args.metric_sums[args.num_metrics] += *args.norm;
+        if (computed) args.metric_sums[args.num_metrics] += *args.norm;
         args.metric_sums[args.num_metrics + 1] += *args.skip_update;
     }
 }

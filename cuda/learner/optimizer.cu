@@ -23,8 +23,10 @@ constexpr int THREAD_GROUPS = GROUPS * COLUMNS / SUM_BLOCK;
 constexpr int STEPS = 4;  // rows of a group that a thread loads at a time
 
 // The sum of each column: that of the first group of rows, plus those of the other groups in turn; 0 where the column
-// is not `trainable`. Also the sum of the squares of each block's results among the first `num_squared`.
+// is not `trainable`. Also the sum of the squares of each block's results among the first `num_squared`. Nothing where
+// `skip_update` is given and 1.
 BLOCK_KERNEL(sum_parts, SUM_BLOCK) {
+    if (args.skip_update && *args.skip_update == 1) return;
     SHARED float sums[GROUPS][COLUMNS];
     SHARED double squares[COLUMNS];
     FOR_BLOCKS (block, (args.columns + COLUMNS - 1) / COLUMNS) {
@@ -81,8 +83,8 @@ HD double power(double base, u32 exponent) {
 // 0.001.
 //
 // `skip_update` becomes 1 if a metric or the norm is not finite or approx_kl exceeds target_kl; where it is 1, neither
-// parameters nor Adam's state change, nor the learning rate, which otherwise follows approx_kl first. Adds metrics,
-// norm and `skip_update` to `metric_sums`.
+// parameters nor Adam's state change, nor the learning rate, which otherwise follows approx_kl first. Adds
+// `skip_update` to `metric_sums`, and metrics and norm unless it was 1 before: then they are of no minibatch.
 //
 // Each block computes the norm and all decisions itself, from the same numbers in the same order: `squares` are partial
 // sums of the gradient's squares. What others may still read is written by the block that arrives last.
@@ -92,14 +94,16 @@ BLOCK_KERNEL(adam_step, ADAM_BLOCK) {
     float step = *args.steps + 1;
     FOR_THREADS (k, 2) corrections[k] = 1 - power(k == 0 ? args.beta1 : args.beta2, (u32)math::to_int(step));
     const double* squares = args.squares;
+    float skip_update = *args.skip_update;
+    bool computed = skip_update != 1;
     FOR_THREADS (k, ADAM_BLOCK)
-        sums[k] = sum_of_rows<double>(k, args.num_squares, ADAM_BLOCK, [=](i64 row) { return squares[row]; });
+        sums[k] =
+            sum_of_rows<double>(k, computed ? args.num_squares : 0, ADAM_BLOCK, [=](i64 row) { return squares[row]; });
     add_up<ADAM_BLOCK>(sums);
     float norm = (float)root(sums[0]), scale = args.max_grad_norm / (norm + 1e-6f);
     if (scale > 1) scale = 1;
     bool finite = math::is_finite(norm);
     for (int k = 0; k < args.num_metrics; ++k) finite = finite && math::is_finite(args.metrics[k]);
-    float skip_update = *args.skip_update;
     if (!finite || args.metrics[args.kl_index] > args.target_kl) skip_update = 1;
     bool skips = skip_update == 1;
 
@@ -122,7 +126,8 @@ BLOCK_KERNEL(adam_step, ADAM_BLOCK) {
     if (!arrives_last(args.ticket, NUM_BLOCKS)) return;
     FOR_THREADS (k, args.num_metrics + 2) {
         bool is_metric = k < args.num_metrics;
-        args.metric_sums[k] += is_metric ? args.metrics[k] : k == args.num_metrics ? norm : skip_update;
+        if (computed || k > args.num_metrics)
+            args.metric_sums[k] += is_metric ? args.metrics[k] : k == args.num_metrics ? norm : skip_update;
     }
     FOR_THREADS (k, skips ? 0 : args.num_steps) args.steps[k] = step;
     FOR_THREADS (k, 1) {

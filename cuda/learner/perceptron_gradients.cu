@@ -132,8 +132,9 @@ HD void write_sums(float* out, const Sums& sums, int row, bool is_first, int tow
 
 // PPO's gradients of all parameters, of `rows` samples at `indices`, and then the metrics of the loss, as sums over the
 // samples of each tile of each block: a row of `parts` for each, or, of two blocks, one for the actor and one for the
-// critic, for both. The launch has as many blocks.
+// critic, for both. The launch has as many blocks. Nothing where `skip_update` is given and 1.
 HD void sum_gradients(const perceptron_gradients_Arguments& args) {
+    if (args.skip_update && *args.skip_update == 1) return;
     int tower = blockIdx.x % TOWERS;
     i64 own = (i64)(blockIdx.x / TOWERS) * TILES_OF_BLOCK + tile(),
         stride = (i64)(gridDim.x / TOWERS) * TILES_OF_BLOCK * ROWS;

@@ -16,6 +16,7 @@ from typing import Any, Generic, Literal, TypeVar
 import tyro
 
 from gpu_vecenv.cli.evaluate import load_other_run, role_runs
+from gpu_vecenv.cli.opponents import OpponentOptions
 from gpu_vecenv.cli.options import (
     PROGRAM,
     DeviceOptions,
@@ -79,6 +80,7 @@ class Train(DeviceOptions, Generic[GameT, ConfigT]):
     reward: str | None = None  # a function that gives the rewards in place of the game: module:name or file.py:name
     graphs: bool = True  # use CUDA graphs
     run: RunConfig = field(default_factory=RunConfig)
+    opposition: OpponentOptions = field(default_factory=OpponentOptions)
     learner: ConfigT
     game: GameT
 
@@ -97,7 +99,7 @@ class Train(DeviceOptions, Generic[GameT, ConfigT]):
         if game is None:
             return with_parameter(cls, NoGame, PPOConfig), tyro.MISSING_NONPROP
         num_envs, config = _defaults(selection, game)
-        check_option_names(cls, RunConfig, type(config), game)
+        check_option_names(cls, RunConfig, OpponentOptions, type(config), game)
         defaults = cls(
             game_name=arguments[0],
             num_envs=num_envs,
@@ -126,11 +128,13 @@ class Train(DeviceOptions, Generic[GameT, ConfigT]):
             make_env = self._env_maker(game, specs, device, world, len(seeds))
             reward = None if self.reward is None else imported("reward", self.reward)
             how: dict[str, Any] = {"reward": reward, "graphs": self.graphs, "policies": specs}
+            how["opponents"] = self.opposition.config(game)
             trainers = [Trainer(make_env(), self.learner, seed=seed, **how) for seed in seeds]
             make_selection(trainers[0], self.run)  # raises for a wrong name before anything is written
             folder = self.out or _new_folder(game.name())
             settings = {"format": RUN_FORMAT, "game": game.name(), "device": self.device, "graphs": self.graphs}
             settings["reward"] = None if self.reward is None else absolute(self.reward)
+            settings["opponents"] = self.opposition.settings()
             settings["run"] = dataclasses.asdict(self.run)
             if self.seeds is None:
                 return run(trainers[0], folder, self.run, settings=settings)
@@ -289,6 +293,7 @@ class Resume(DeviceOptions):
         source = settings["reward"] if self.reward is None else self.reward
         reward = None if source is None else imported("reward", source)
         how = {"seed": manifest["seed"], "reward": reward, "graphs": settings["graphs"]}
+        how["opponents"] = OpponentOptions.of_settings(settings["opponents"]).config(env.game)
         return Trainer(env, dataclasses.replace(own, **changes), policies=specs, **how)
 
 
@@ -334,8 +339,15 @@ def _read_settings(folder: Path) -> tuple[dict[str, Any], RunConfig]:
                 f"{path} was written by another version of gpu_vecenv: its format is {found!r}; expected {RUN_FORMAT}. "
                 "Resume with the version that wrote it, or train again"
             )
-        settings.setdefault("reward", None)
-        kinds = {"reward": str | None, "game": str, "device": str | None, "graphs": bool, "run": dict}
+        settings = {"reward": None, "opponents": {}, **settings}
+        kinds = {
+            "reward": str | None,
+            "opponents": dict,
+            "game": str,
+            "device": str | None,
+            "graphs": bool,
+            "run": dict,
+        }
         if wrong := [key for key, kind in kinds.items() if not isinstance(settings[key], kind)]:
             raise ConfigError(f"{', '.join(wrong)} has the wrong type")
         return settings, RunConfig(**settings["run"])

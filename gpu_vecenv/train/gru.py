@@ -23,9 +23,9 @@ def recurrent_cells(policy: Policy) -> list[RecurrentCells]:
     return [module for module in policy.modules() if isinstance(module, RecurrentCells)]
 
 
-def why_not_gru(policy: Policy, functions: FunctionManager, precision: Precision) -> str | None:
+def why_not_gru(layers: Sequence[RecurrentCells], functions: FunctionManager, precision: Precision) -> str | None:
     """Why no ``GruLayer`` each computes recurrent layers, in a few words; None if they can. See ``why_not_cells``."""
-    layers, cores = recurrent_cells(policy), functions.backend.tensor_cores
+    cores = functions.backend.tensor_cores
     if cores is None:
         return "no tensor cores"
     if any(layer.count > len(INPUT_SHIFTS) for layer in layers):

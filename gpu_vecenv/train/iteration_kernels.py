@@ -184,7 +184,7 @@ def learner_metrics_launch(
 
     Args:
         functions: The FunctionManager of the tensors' device.
-        metric_sums: (n,) float32, over the minibatches.
+        metric_sums: (n,) float32, over the minibatches up to the first that is skipped; the last counts those skipped.
         explained_variance: () float32.
         learning_rate: () float32, of the last minibatch.
         num_losses: So many of them must be finite.

@@ -154,6 +154,7 @@ class Learner(ABC, Generic[ConfigT]):
         self._rows, self._context = RowGather(functions, self.obs, chunk), RolloutContext(policy, rollout, chunk)
         if _with_layer_kernels(policy):
             kernel_on(device)  # compiled here: compilation is not possible during graph capture
+        self.skip_update = torch.ones((), device=device)  # the kernel clip_grad_norm, or that of Adam, sets it
         self.kernel = self.make_loss(chunk)
         # One flat tensor of all gradients and then the metrics: one all-reduce, one norm.
         sizes = [p.numel() for p in self.parameters]
@@ -164,7 +165,6 @@ class Learner(ABC, Generic[ConfigT]):
         # Of each parameter: callers may freeze some later.
         self._trainable, self.trainable = [True] * len(sizes), torch.ones(len(sizes), dtype=torch.bool, device=device)
         self.optimizer = make_optimizer(self.parameters, config, self.learning_rate)
-        self.skip_update = torch.ones((), device=device)  # the kernel clip_grad_norm, or that of Adam, sets it
         if config.optimizer == "adam":  # torch.amp.GradScaler's attribute: where it is 1, Adam changes nothing
             self.optimizer.found_inf = self.skip_update  # type: ignore[attr-defined]
         elif isinstance(self.optimizer, RAdam):
@@ -187,11 +187,13 @@ class Learner(ABC, Generic[ConfigT]):
         if kernels is not None:
             self._gradients, parts = self.kernel_gradients(kernels, minibatch)
             self._is_trainable = torch.ones_like(flat, dtype=torch.bool)  # of its columns
+            self._squares = torch.zeros(num_squares(len(flat)), dtype=torch.float64, device=device)
             sums: dict[str, Any] = {
                 "trainable": self._is_trainable,
                 "out": flat,
-                "squares": torch.zeros(num_squares(len(flat)), dtype=torch.float64, device=device),
+                "squares": self._squares,
                 "num_squared": len(self.flat_grad),
+                "skip_update": self.skip_update,
             }
             self._sum_parts = sum_parts_launch(functions, parts, **sums)
             self._sum_squares = sum_parts_launch(functions, flat[None], **sums)
@@ -203,7 +205,7 @@ class Learner(ABC, Generic[ConfigT]):
                 functions,
                 parameters=kernels.parameters.flat,
                 gradient=self.flat_grad,
-                squares=sums["squares"],
+                squares=self._squares,
                 exp_avg=self._adam_state["exp_avg"].flat,
                 exp_avg_sq=self._adam_state["exp_avg_sq"].flat,
                 steps=self._adam_state["step"].flat,

@@ -140,6 +140,7 @@ class LossSettings:
         normalize_advantages: To mean 0 and variance 1 over a minibatch's active samples.
         scales_value_clip: Whether ``value_clip`` is in the policy's ``value_scale``, otherwise in units of returns.
         huber_delta: Errors beyond it, in the policy's ``value_scale``, have a linear loss; None: all are squared.
+        skip_update: () float32; ``PerceptronKernels`` compute nothing where it is 1. None: they always do.
     """
 
     clip: torch.Tensor
@@ -149,9 +150,16 @@ class LossSettings:
     normalize_advantages: bool
     scales_value_clip: bool
     huber_delta: float | None
+    skip_update: torch.Tensor | None = None
 
     @classmethod
-    def of(cls, config: PPOConfig, clip: torch.Tensor, entropy_coefficient: torch.Tensor) -> LossSettings:
+    def of(
+        cls,
+        config: PPOConfig,
+        clip: torch.Tensor,
+        entropy_coefficient: torch.Tensor,
+        skip_update: torch.Tensor | None = None,
+    ) -> LossSettings:
         """Those of a configuration, with these tensors."""
         return cls(
             clip,
@@ -161,6 +169,7 @@ class LossSettings:
             config.normalize_advantages,
             config.scales_value_clip,
             config.huber_delta if config.value_loss == "huber" else None,
+            skip_update,
         )
 
 
@@ -378,7 +387,7 @@ def clip_grad_norm_launch(
         desired_kl: See ``PPOConfig.desired_kl``.
         rate_limits: The least and the largest learning rate that follows approx_kl.
         skip_update: () set to 1 if approx_kl exceeds target_kl, or a metric or the norm is not finite.
-        metric_sums: (n + 2,), to which metrics, norm and ``skip_update`` are added.
+        metric_sums: (n + 2,), to which ``skip_update`` is added, and metrics and norm unless it was 1 before.
     """
     return _minibatch_program(functions).prepare(
         "clip_grad_norm",

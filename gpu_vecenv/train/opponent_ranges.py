@@ -98,10 +98,7 @@ class Ranges:
             own = everyone
             if isinstance(member, Opponent):
                 own = frozenset(agents_of(game, [part for key in member.actors for part in key.split("+")]))
-                # One that plays any of the agents that learn is no opponent of theirs.
-                self.plays[name] = [own if own.isdisjoint(side.agents) else frozenset() for side in sides]
-            else:
-                self.plays[name] = [everyone - side.agents for side in sides]
+            self.plays[name] = [own - side.agents for side in sides]
             if not any(self.plays[name]):
                 learning = ", ".join(side.name for side in sides) or "none"
                 raise ConfigError(f"opponent {name!r} plays against no side that learns; these are {learning}")

@@ -53,6 +53,11 @@ class Snapshots:
             self._acting[key] = torch.zeros((num_actors, width), dtype=dtypes[key], device=device)
         self.actors = [self._actor(number) for number in range(num_actors)]
 
+    def parameters_of(self, number: int) -> torch.Tensor:
+        """The parameters of an actor, float32, one after the other, (n,)."""
+        count = sum(p.numel() for p in self.policy.parameters())
+        return self._acting["float32"][number, :count]
+
     def _actor(self, number: int) -> Policy:
         """A copy of the policy whose tensors are parts of a row."""
         try:

@@ -20,7 +20,9 @@ from gpu_vecenv.train.opponent_kernels import results_launch, uniform_numbers
 from gpu_vecenv.train.opponent_ranges import Ranges, noop_of
 from gpu_vecenv.train.opponent_weights import Snapshots
 from gpu_vecenv.train.opponents_config import RANDOM, SNAPSHOTS, STILL, Opponent, OpponentsConfig
-from gpu_vecenv.train.policy import Policy
+from gpu_vecenv.train.perceptron import PerceptronKernels
+from gpu_vecenv.train.policy import Policy, Precision
+from gpu_vecenv.train.policy_kernels import PolicyKernels
 from gpu_vecenv.train.recurrent import kept
 from gpu_vecenv.train.role_view import RoleView
 from gpu_vecenv.train.rollout_storage import Rollout
@@ -47,6 +49,8 @@ class Opponents:
         parameters: (E, A, sampler.num_parameters) float32, of the distributions of a step.
         seed: Of the choice of opponents.
         squash: Of the sampler.
+        kernels: Policy -> what computes it; None: torch. Snapshots have kernels where these are PerceptronKernels.
+        precision: Of the matrix products.
 
     Raises:
         ConfigError: An opponent does not match the game, or cannot be copied.
@@ -61,6 +65,8 @@ class Opponents:
         parameters: torch.Tensor,
         seed: int,
         squash: str,
+        kernels: Mapping[str, PolicyKernels | None],
+        precision: Precision,
     ) -> None:
         self.config, self.ranges, self.rollout, self.seed = config, ranges, rollout, seed
         env, device = rollout.env, parameters.device
@@ -109,6 +115,17 @@ class Opponents:
         self._find_results = results_launch(rollout, self.learns, ranges.first, sums=self._sums, counts=self._counts)
 
         self.snapshots = {name: Snapshots(policy, slots, ranges.count) for name, policy in policies.items() if slots}
+        self._launches = {
+            name: [
+                PerceptronKernels(actor, rollout, precision, snapshots.parameters_of(number)).forward(
+                    num_envs=ranges.size
+                )
+                for number, actor in enumerate(snapshots.actors)
+            ]
+            for name, snapshots in self.snapshots.items()
+            if type(kernels[name]) is PerceptronKernels  # not of the classes that are derived from it
+        }
+        self._values = torch.zeros((size, num_agents), device=device)  # which nobody needs
         self._states = {
             name: torch.zeros((size, policy.view.num_agents, policy.acting_state_size), device=device)
             for name, policy in policies.items()
@@ -157,6 +174,11 @@ class Opponents:
         """Wins, draws and games in the last rollout, one after the other for each of ``match_names``; int64."""
         return self._new_results.flatten(0, 1)[self._matches].flatten()
 
+    @property
+    def by_kernels(self) -> tuple[str, ...]:
+        """Policies whose snapshots have one launch for the forward pass of a range."""
+        return tuple(self._launches)
+
     # Between rollouts
 
     def begin_rollout(self) -> torch.Tensor:
@@ -201,7 +223,8 @@ class Opponents:
         # The least of exponential variables with these rates: each is the least with a probability in proportion.
         times = torch.where(usable, -self._draws.log() / weights, torch.inf)
         drawn = torch.where(due, times.argmin(1), self.opponent)
-        changed = due & ((drawn != self.opponent) | replaced)
+        # At first all environments begin anyway.
+        changed = due & (self.opponent >= 0) & ((drawn != self.opponent) | replaced)
         self.opponent.copy_(drawn)
         self._age.copy_(torch.where(due, 0, self._age) + 1)
         of_env = changed[:, None].expand(-1, ranges.size).reshape(-1)
@@ -262,12 +285,20 @@ class Opponents:
         """The forward passes of a policy's snapshots, in each range by one, into ``_outputs``."""
         data, ranges, view = self.rollout, self.ranges, snapshots.policy.view
         agents = frozenset(view.agent_numbers)
-        states = self._states.get(view.name)
+        states, launches = self._states.get(view.name), self._launches.get(view.name)
         for number, actor in enumerate(snapshots.actors):
             if agents <= ranges.sides[ranges.side(number)].agents:
                 continue  # they learn
             envs = ranges.envs(number)
             own = slice(envs.start - ranges.first, envs.stop - ranges.first)
+            if launches is not None:
+                launches[number](
+                    obs=data.obs[t][envs].flatten(0, 1)[(slice(None), *view.obs_slice)],
+                    action_mask=None if data.action_mask is None or view.continuous else data.action_mask[t][envs],
+                    outputs=self._outputs[own],
+                    values=self._values[own],
+                )
+                continue
             obs = view.obs(data.obs[t][envs])
             outputs, state = actor.acting(obs, None if states is None else states[own])
             if states is not None:

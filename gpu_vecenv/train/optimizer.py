@@ -27,6 +27,7 @@ SUM_PARTS = KernelSignature(
         Array("out", f32, shape=("columns",)),
         Array("squares", f64),
         Scalar("num_squared", i64),
+        Array("skip_update", f32, const=True, optional=True, shape=()),
         Scalar("rows", i64),
         Scalar("columns", i64),
     ),
@@ -109,6 +110,7 @@ def sum_parts_launch(
     out: torch.Tensor,
     squares: torch.Tensor,
     num_squared: int,
+    skip_update: torch.Tensor | None = None,
 ) -> Launch:
     """A launch that sums over the first axis, in an order that depends on the sizes alone.
 
@@ -119,12 +121,13 @@ def sum_parts_launch(
         out: (n,) float32; with k = 1 it may be ``parts`` itself.
         squares: (num_squares(n),) float64, partial sums of the squares of the first results.
         num_squared: The number of these results.
+        skip_update: () float32; where it is 1, nothing is written. None: never.
     """
     rows, columns = parts.shape
     shape = LaunchShape(
         columns, threads_per_item=SUM_BLOCK // SUM_COLUMNS, threads_per_block=SUM_BLOCK, work=parts.numel()
     )
-    tensors = {"parts": parts, "trainable": trainable, "out": out, "squares": squares}
+    tensors = {"parts": parts, "trainable": trainable, "out": out, "squares": squares, "skip_update": skip_update}
     return _program(functions).prepare(
         "sum_parts", shape, **tensors, num_squared=num_squared, rows=rows, columns=columns
     )
@@ -165,7 +168,7 @@ def adam_launch(
         steps: (m,) the number of steps taken so far, m times.
         learning_rate: () read on the device, and written if it follows approx_kl.
         metrics: (k,) of the minibatch.
-        metric_sums: (k + 2,), to which metrics, the gradient's norm and ``skip_update`` are added.
+        metric_sums: (k + 2,), to which ``skip_update`` is added, and metrics and the gradient's norm unless it was 1.
         skip_update: () set to 1 if approx_kl exceeds target_kl, or a metric or the norm is not finite. Where it is 1,
             all later updates are skipped too.
         max_grad_norm: See ``LearnerConfig.max_grad_norm``.

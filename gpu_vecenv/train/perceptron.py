@@ -342,10 +342,16 @@ def why_not_fused(policy: Policy, rollout: Rollout, precision: Precision) -> str
 
 
 class FlatTensors:
-    """Float32 tensors as consecutive parts of one, ``flat`` (n,)."""
+    """Float32 tensors as consecutive parts of one, ``flat`` (n,).
 
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        self.flat = torch.cat([x.detach().flatten() for x in tensors])
+    Args:
+        tensors: The tensors, whose values stay.
+        flat: Where they lie; None allocates.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor], flat: torch.Tensor | None = None) -> None:
+        values = torch.cat([x.detach().flatten() for x in tensors])
+        self.flat = values if flat is None else flat.copy_(values)
         parts = self.flat.split([x.numel() for x in tensors])
         self._views = [part.view_as(x) for part, x in zip(parts, tensors, strict=True)]
         self._addresses = [view.data_ptr() for view in self._views]
@@ -397,6 +403,7 @@ def gradient_signature(layout: GameLayout) -> KernelSignature:
             Array("indices", i64, const=True, shape=("rows",)),
             Array("parts", f32),
             Scalar("rows", i64),
+            Array("skip_update", f32, const=True, optional=True, shape=()),
         ),
     )
 
@@ -420,10 +427,13 @@ class PerceptronKernels:
         policy: Its network is an ActorCritic for which ``why_not_fused`` is None.
         rollout: The samples.
         precision: Of the matrix products.
+        flat: Where the parameters lie, (n,) float32; None allocates.
     """
 
-    def __init__(self, policy: Policy, rollout: Rollout, precision: Precision) -> None:
-        self.policy, self.rollout, self.parameters = policy, rollout, FlatTensors(list(policy.parameters()))
+    def __init__(
+        self, policy: Policy, rollout: Rollout, precision: Precision, flat: torch.Tensor | None = None
+    ) -> None:
+        self.policy, self.rollout, self.parameters = policy, rollout, FlatTensors(list(policy.parameters()), flat)
         self.perceptron = perceptron_of(policy, rollout.flat_obs(policy.view), precision)
         normalizers = policy.obs_normalizer, policy.return_normalizer
         statistics = [(None, None) if n is None else (n.mean, n.var) for n in normalizers]
@@ -482,10 +492,11 @@ class PerceptronKernels:
             **loss_values(self.policy, data, settings),
             parts=parts,
             rows=rows,
+            skip_update=settings.skip_update,
         )
         return launch, parts
 
-    def forward(self, tile: TileShape | None = None, num_steps: int = 1) -> Launch:
+    def forward(self, tile: TileShape | None = None, num_steps: int = 1, num_envs: int | None = None) -> Launch:
         """A launch of the forward pass of the observations of one step, or of several.
 
         The launch takes ``obs`` (E * A, *obs_shape), ``action_mask`` (E, A, n) bool or None, and where to write the
@@ -495,9 +506,11 @@ class PerceptronKernels:
         Args:
             tile: Shape of a block's tile; None chooses one.
             num_steps: Of which the tensors have rows: with n, all have n * E rows of environments.
+            num_envs: E; None: all of the rollout's.
         """
         view, env = self.policy.view, self.rollout.env
-        rows, columns = num_steps * env.num_envs * view.num_agents, view.parameter_columns
+        num_envs, columns = env.num_envs if num_envs is None else num_envs, view.parameter_columns
+        rows = num_steps * num_envs * view.num_agents
         columns = torch.arange(columns.stop) if isinstance(columns, slice) else columns
         compiled = self.compile(FORWARD, rows, tile, rows)
         return compiled.program.prepare(

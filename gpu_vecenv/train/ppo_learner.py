@@ -35,7 +35,7 @@ class PPOLearner(Learner[PPOConfig]):
                 "sample, whose normalised advantage is always 0; expected fewer, or normalize_advantages=False"
             )
         self.clip, self.entropy_coefficient = torch.zeros((2,), device=self.learning_rate.device)
-        self.loss_settings = LossSettings.of(config, self.clip, self.entropy_coefficient)
+        self.loss_settings = LossSettings.of(config, self.clip, self.entropy_coefficient, self.skip_update)
         return LossKernel(self.policy, self.rollout, self.loss_settings, chunk=chunk)
 
     def kernel_gradients(self, kernels: PolicyKernels, rows: int) -> tuple[GradientsCall, torch.Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import nn
@@ -80,6 +80,10 @@ class RecurrentCells(nn.Module):
                 nn.init.orthogonal_(gate)
             if kind == "lstm":
                 self.bias_ih[:, units : 2 * units] = 1  # forget gates begin open: Jozefowicz et al. 2015
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies have no kernels: these hold compiled code."""
+        return {name: value for name, value in self.__dict__.items() if name != "kernels"}
 
     @property
     def state_size(self) -> int:

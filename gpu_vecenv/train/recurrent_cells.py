@@ -18,10 +18,10 @@ from gpu_vecenv.compile.function_manager import FunctionManager, Launch
 from gpu_vecenv.declare.field import boolean, f32, i64
 from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar
 from gpu_vecenv.files import cuda_folder
-from gpu_vecenv.train.gru import of_inputs, recurrent_cells
+from gpu_vecenv.train.gru import GruLayer, of_inputs, recurrent_cells, why_not_gru
 from gpu_vecenv.train.layerwise import multiply
 from gpu_vecenv.train.policy import Policy, Precision
-from gpu_vecenv.train.recurrent import CellKind, RecurrentCells
+from gpu_vecenv.train.recurrent import CellKernels, CellKind, RecurrentCells
 
 _COMMON = (
     Array("inputs", None, const=True, strided=True),
@@ -65,8 +65,26 @@ def why_not_cells(policy: Policy, functions: FunctionManager) -> str | None:
     """Why torch computes recurrent layers step by step, in a few words; None if a ``CellLayer`` each can."""
     if sum(layer.state_size for layer in recurrent_cells(policy)) != policy.recurrent_state_size:
         return "not the default network"
-    on_host = functions.device.type == "cpu" and functions.backend.tensor_cores is None
-    return "no GPU" if on_host else None
+    return None if _computes_cells(functions) else "no GPU"
+
+
+def _computes_cells(functions: FunctionManager) -> bool:
+    return functions.device.type != "cpu" or functions.backend.tensor_cores is not None
+
+
+def cell_kernels(functions: FunctionManager, cells: RecurrentCells, precision: Precision) -> CellKernels | None:
+    """The fastest kernels of a recurrent layer; None where there are none, on a CPU.
+
+    Args:
+        functions: The FunctionManager of the tensors' device.
+        cells: The layer.
+        precision: Of the matrix products.
+    """
+    if not _computes_cells(functions):
+        return None
+    if why_not_gru([cells], functions, precision) is None:
+        return GruLayer(functions, cells.units, precision, cells.count)
+    return CellLayer(functions, cells, precision)
 
 
 def cells_source(kind: CellKind, units: int, count: int, precision: Precision) -> str:

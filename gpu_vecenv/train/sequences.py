@@ -71,7 +71,7 @@ class RecurrentStates:
         )
         functions = rollout.env.functions
         self.torch_reason = why_not_cells(policy, functions)
-        self.stepwise_reason = why_not_gru(policy, functions, precision)
+        self.stepwise_reason = why_not_gru(recurrent_cells(policy), functions, precision)
         self._layers: dict[RecurrentCells, CellKernels] = {}
         if self.torch_reason is None:
             for cells in recurrent_cells(policy):
@@ -85,13 +85,14 @@ class RecurrentStates:
     @contextmanager
     def kernels(self) -> Iterator[None]:
         """Let kernels compute the recurrent layers of the policy, where there are some."""
+        before = {cells: cells.kernels for cells in self._layers}
         for cells, layer in self._layers.items():
             cells.kernels = layer
         try:
             yield
         finally:
-            for cells in self._layers:
-                cells.kernels = None
+            for cells, own in before.items():
+                cells.kernels = own
 
     def begin_step(self, t: int) -> None:
         """Before the forward pass of step t."""

@@ -195,10 +195,8 @@ class Trainer:
             ]
             self.opponents: Opponents | None = None
             if opponents is not None and ranges is not None:
-                policies_and_parameters = self.policies, self._parameters
-                self.opponents = Opponents(
-                    opponents, ranges, self.rollout, *policies_and_parameters, self.seed, self.config.squash
-                )
+                acting = self.policies, self._parameters, self.seed, self.config.squash, kernels, self.config.precision
+                self.opponents = Opponents(opponents, ranges, self.rollout, *acting)
             # Why a rollout takes several launches a step; None: it is one launch.
             self._fused_rollout, self.rollout_reason = fused_rollout(
                 self.rollout, self.sampler, self.unfused_reasons, kernels, has_opponents=self.opponents is not None

@@ -45,10 +45,10 @@ class Both(nn.Module):
 
     recurrent_state_size = 2 * UNITS
 
-    def __init__(self, inputs: int, parameters: int) -> None:
+    def __init__(self, env: VecEnv, inputs: int, parameters: int) -> None:
         super().__init__()
-        self.actor = example.RecurrentNet(inputs, UNITS, parameters, 0.01)
-        self.critic = example.RecurrentNet(inputs, UNITS, 1, 1.0)
+        self.actor = example.RecurrentNet(env, inputs, UNITS, parameters, 0.01)
+        self.critic = example.RecurrentNet(env, inputs, UNITS, 1, 1.0)
 
     def forward(self, obs: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """One step."""
@@ -71,7 +71,7 @@ def ways_of(num_envs: int, device: torch.device) -> dict[str, Callable[[], objec
         mappo.shuffle()
         update()
 
-    network = Both(mappo.data.obs.shape[-1], mappo.sampler.num_parameters)
+    network = Both(envs[2], mappo.data.obs.shape[-1], mappo.sampler.num_parameters)
     gru = Trainer(envs[1], PPOConfig(**OF_TRAINER, **SIZES, network="gru"))
     own = Trainer(envs[2], PPOConfig(**OF_TRAINER, **SIZES), policies={"agent": network})
     return {"example": iteration, "trainer": gru.launch_iteration, "trainer, own module": own.launch_iteration}

@@ -9,6 +9,7 @@ from gpu_vecenv.cli.evaluate import Evaluate
 from gpu_vecenv.cli.exploit import Exploit
 from gpu_vecenv.cli.export import Export
 from gpu_vecenv.cli.main import main
+from gpu_vecenv.cli.opponents import OpponentOptions
 from gpu_vecenv.cli.plot import Plot
 from gpu_vecenv.cli.train import Resume, Train
 from gpu_vecenv.train.learner_config import LearnerConfig
@@ -79,7 +80,7 @@ def test_the_documented_metrics_are_those_of_a_run(tmp_path: Path) -> None:
 
 
 def test_options_exist() -> None:
-    kinds = (Train, RunConfig, PPOConfig, PQNConfig, Resume, Evaluate, Exploit, Plot, Export)
+    kinds = (Train, RunConfig, OpponentOptions, PPOConfig, PQNConfig, Resume, Evaluate, Exploit, Plot, Export)
     names = {field.name.replace("_", "-") for kind in kinds for field in dataclasses.fields(kind)}
     of_torchrun = {"standalone", "nproc-per-node", "nnodes", "node-rank", "master-addr", "master-port"}
     told = set(re.findall(r"(?<![\w-])--([a-z][a-z-]*)", TEXT))

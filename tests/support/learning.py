@@ -29,6 +29,9 @@ def run_update(learner, progress=0.0, iteration=0):
 
 
 def metrics_of(learner):
-    """Means over the minibatches of the last iteration."""
-    means = torch.stack([*learner.metric_sums / learner.num_updates, learner.explained_variance, learner.learning_rate])
+    """Means over the minibatches of the last iteration up to the first that was skipped, and the share of those."""
+    *sums, skipped = learner.metric_sums
+    computed = learner.num_updates - (skipped - 1).clamp(min=0)
+    means = [*(x / computed for x in sums), skipped / learner.num_updates]
+    means = torch.stack([*means, learner.explained_variance, learner.learning_rate])
     return dict(zip(learner.metric_names(), means.tolist(), strict=True))

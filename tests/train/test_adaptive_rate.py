@@ -90,7 +90,7 @@ def test_a_run_follows_it(device):
 
 def test_a_run_by_the_networks_kernels_follows_it(device_of_networks):
     env = gpu_vecenv.make("cartpole", 6, device_of_networks, autoreset_mode="next_step")
-    trainer = check_run(env, CONFIG)
+    trainer = check_run(env, dataclasses.replace(CONFIG, staggered_starts=False))
     assert all(learner.uses_kernels for learner in trainer.learners.values())
 
 

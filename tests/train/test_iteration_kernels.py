@@ -147,11 +147,12 @@ def test_updates_are_skipped_while_stopped(functions):
 
 @pytest.mark.parametrize(
     ("place", "value", "faults", "stops"),
-    [(0, 1.0, 0, 0), (0, NAN, 0, 1), (5, float("inf"), 0, 1), (6, NAN, 0, 0), (7, NAN, 0, 0), (0, 1.0, 2, 1)],
+    [(0, 1.0, 0, 0), (0, NAN, 0, 1), (5, float("inf"), 0, 1), (6, 0.0, 0, 0), (7, NAN, 0, 0), (0, 1.0, 2, 1)],
 )
 def test_losses_that_are_not_finite_and_invalid_actions_stop(place, value, faults, stops, functions):
     """The first six are losses; the last are explained variance and learning rate."""
     numbers = torch.arange(1.0, 10.0, device=functions.device)
+    numbers[6] = 0.25  # one of the four updates was skipped
     numbers[place] = value
     sums, explained, rate = numbers[:7] * 4, numbers[7].clone(), numbers[8].clone()
     totals = torch.full((9,), 0.5, dtype=torch.float64, device=functions.device)

@@ -169,6 +169,7 @@ def test_environments_without_opponents_are_as_in_training_without_a_pool(device
 # Who acts
 
 
+@torch.no_grad()
 def log_probs_of(policy, data, t, envs):
     view = policy.view
     parameters, _ = policy(view.obs(data.obs[t][envs]))
@@ -176,9 +177,22 @@ def log_probs_of(policy, data, t, envs):
     return policy.log_probs_and_entropies(parameters.flatten(0, 1), draws.flatten()[:, None])[0]
 
 
-@torch.no_grad()
-def test_an_opponent_acts_by_the_weights_that_the_policy_had(device):
-    one, taken = trainer(device, config=dataclasses.replace(TINY, learning_rate=0.1)), []
+@pytest.mark.parametrize("normalizes", [False, True])
+def test_an_opponent_acts_by_the_weights_that_the_policy_had(normalizes, device_of_networks):
+    settings = {"normalize_obs": normalizes, "normalize_returns": normalizes, "learning_rate": 0.1}
+    one, taken = trainer(device_of_networks, config=dataclasses.replace(TINY, **settings)), []
+    assert one.opponents.by_kernels == ("tagger", "runner")
+    acts_by_weights(one, taken)
+
+
+def test_an_opponent_acts_by_the_weights_that_the_policy_had_by_torch(device):
+    config = dataclasses.replace(TINY, learning_rate=0.1, hidden_sizes=())
+    one = trainer(device, config=config)
+    assert one.opponents.by_kernels == ()
+    acts_by_weights(one, [])
+
+
+def acts_by_weights(one, taken):
     seen, slots = set(), [None] * 3
     for iteration in range(9):
         if iteration % 2 == 0:
@@ -543,7 +557,6 @@ class Uncopied(nn.Module):
         (dataclasses.replace(POOL, share=0.1), {}, "is 1, for 4 ranges"),
         (dataclasses.replace(POOL, num_ranges=1), {}, "at least one for each side that learns: tagger, runner"),
         (members(Opponent(name="x", actors={"walker": east})), {}, "unknown role 'walker'"),
-        (members(Opponent(name="x", actors={"tagger_0": east, "runner": east})), {}, "plays against no side"),
         (members("still"), {"game": Race()}, "declares no noop of 'player'"),
         (POOL, {"game": "cartpole"}, "has one agent"),
         (

@@ -386,9 +386,11 @@ def test_weights_and_adams_state_stay_those_of_the_last_step(taken, device):
     assert all(x < y for x, y in itertools.pairwise(kls))
     target = (kls[taken - 1] + kls[taken]) / 2
     stopped = begun(device, changed(config, target_kl=target), spread=0.0)
-    fewer = begun(device, changed(config, num_epochs=taken), spread=0.0)
-    metrics = updated(stopped)
+    fewer, one_more = (begun(device, changed(config, num_epochs=n), spread=0.0) for n in (taken, taken + 1))
+    metrics, expected = updated(stopped), updated(one_more)
     updated(fewer)
+    # Those of the steps that were taken and of the first that was not; they were added up alike.
+    assert [metrics[name] for name in LOSS_METRICS] == [expected[name] for name in LOSS_METRICS]
     assert equal_bits(state(stopped), state(fewer)) and metrics["skipped_fraction"] == pytest.approx((6 - taken) / 6)
     stopped.rollout.log_probs.copy_(begun(device, config, spread=0.0).rollout.log_probs)
     before = state(stopped)

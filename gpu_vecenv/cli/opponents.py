@@ -1,0 +1,122 @@
+"""Options of ``gpu-vecenv train`` for opponents in a share of the environments."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpu_vecenv.cli.evaluate import load_other_run
+from gpu_vecenv.cli.options import absolute, imported
+from gpu_vecenv.declare.config import check_fields, param
+from gpu_vecenv.declare.env import Env
+from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.train.evaluation import RolePolicy
+from gpu_vecenv.train.opponents_config import MEMBERS, Opponent, OpponentsConfig, Sampling
+
+DEFAULTS = OpponentsConfig()
+HOW = f"{', '.join(MEMBERS)}, RUN, ROLE=RUN or ROLE=file.py:function"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpponentOptions:
+    """Opponents in a share of the environments."""
+
+    # snapshots, random, still, RUN, ROLE=RUN or ROLE=file.py:function, any of them; none: no opponents
+    opponents: tuple[str, ...] = ()
+    opponents_share: float = param(DEFAULTS.share, low=0, high=1)  # of the environments
+    opponents_sampling: Sampling = DEFAULTS.sampling  # by results against them, or uniform
+    opponents_ranges: int = param(DEFAULTS.num_ranges, low=1)  # opponents at a time
+    num_snapshots: int = param(DEFAULTS.num_snapshots, low=1)  # that are kept
+    snapshot_interval: int = param(DEFAULTS.snapshot_interval, low=1)  # iterations from one snapshot to the next
+    snapshot_gain: float | None = param(None, low=0, high=1)  # also a snapshot once p against the last one exceeds it
+    reassign_interval: int = param(DEFAULTS.reassign_interval, low=1)  # iterations that an opponent plays at least
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def config(self, game: Env) -> OpponentsConfig | None:
+        """The opponents; None without any.
+
+        Raises:
+            ConfigError: One is not among the game's, or cannot be imported or loaded.
+        """
+        if not self.opponents:
+            return None
+        return OpponentsConfig(
+            share=self.opponents_share,
+            members=tuple(_member(game, text) for text in self.opponents),
+            num_ranges=self.opponents_ranges,
+            num_snapshots=self.num_snapshots,
+            snapshot_interval=self.snapshot_interval,
+            snapshot_gain=self.snapshot_gain,
+            reassign_interval=self.reassign_interval,
+            sampling=self.opponents_sampling,
+        )
+
+    def settings(self) -> dict[str, Any]:
+        """What ``of_settings`` takes; paths are whole, so that any folder can be the present one."""
+        return {**dataclasses.asdict(self), "opponents": [_whole(text) for text in self.opponents]}
+
+    @classmethod
+    def of_settings(cls, settings: Mapping[str, Any]) -> OpponentOptions:
+        """The options of a run.
+
+        Raises:
+            ConfigError: They have unknown keys, or wrong values.
+        """
+        if unknown := sorted(set(settings) - {option.name for option in dataclasses.fields(cls)}):
+            raise ConfigError(
+                f"the run's opponents have unknown keys {unknown}; install the version that began the run"
+            )
+        return cls(**settings)
+
+
+def _parts(text: str) -> tuple[str, str]:
+    """Role, or "" for all, and source."""
+    role, separator, source = text.partition("=")
+    return (role, source) if separator else ("", text)
+
+
+def _is_script(source: str) -> bool:
+    return ":" in source and not Path(source).exists()
+
+
+def _whole(text: str) -> str:
+    role, source = _parts(text)
+    if text in MEMBERS:
+        return text
+    whole = absolute(source) if _is_script(source) else str(Path(source).resolve())
+    return f"{role}={whole}" if role else whole
+
+
+def _member(game: Env, text: str) -> str | Opponent:
+    """What a value of --opponents stands for."""
+    if text in MEMBERS:
+        return text
+    role, source = _parts(text)
+    if not source or ("=" in text and not role):
+        raise ConfigError(f"opponents has {text!r}; expected {HOW}")
+    if _is_script(source):
+        if not role:
+            raise ConfigError(f"opponents has the script {source!r}; expected the role that it plays: ROLE={source}")
+        script = imported("opponents", source)
+        if not callable(script):
+            raise ConfigError(f"opponents: {source} is a {type(script).__name__}; expected a function of observations")
+        return Opponent(name=_name(text), actors={role: script})
+    if not Path(source).exists():
+        raise ConfigError(f"opponents has {text!r}: there is no file or folder {source}; expected {HOW}")
+    actors: dict[str, RolePolicy] = {}
+    for name in [role] if role else game.layout.present_roles:
+        loaded = load_other_run("opponents", game, name, source, device="cpu")
+        actors |= loaded.policies_of(name)
+    return Opponent(name=_name(text), actors=actors)
+
+
+def _name(text: str) -> str:
+    """Of metrics and checkpoints: the same for whole and relative paths."""
+    role, source = _parts(text)
+    last = Path(source).name
+    return f"{role}={last}" if role else last

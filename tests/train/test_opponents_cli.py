@@ -1,0 +1,107 @@
+"""``gpu-vecenv train --opponents``: what it trains against, refusals, and resumes."""
+
+import csv
+import json
+import re
+import shutil
+
+import pytest
+
+from gpu_vecenv.train.plots import METRICS_FILE
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+TINY = "tag_gridworld --max-steps 5 --num-envs 16 --num-steps 4 --num-minibatches 2 --num-epochs 1 --hidden-sizes 8"
+KEPT = "--checkpoint-seconds 0 --keep 100 --digests --episodes 4 --best-episodes 0"
+SCRIPT = "import torch\ndef east(obs):\n    return torch.ones(obs.shape[:2], dtype=torch.int32, device=obs.device)\n"
+POOL = "--opponents-share 0.5 --opponents-ranges 4 --num-snapshots 2 --snapshot-interval 2 --reassign-interval 1"
+STEPS = 64
+
+
+def table(run):
+    with (run / METRICS_FILE).open() as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture
+def script(tmp_path):
+    """A file's name, which no other test has: modules stay imported."""
+    name = f"{tmp_path.name}.py"
+    (tmp_path / name).write_text(SCRIPT)
+    return name
+
+
+@pytest.fixture
+def train(command, device):
+    def call(*options, iterations=6):
+        return command(
+            "train", *TINY.split(), *KEPT.split(), "--device", device, "--total-steps", iterations * STEPS, *options
+        )
+
+    return call
+
+
+def test_a_run_against_all_kinds_of_opponents_resumes_bit_by_bit(train, command, script, tmp_path):
+    assert train("--out", "old", iterations=2)[0] == 0
+    against = ["snapshots", "random", "still", f"runner={script}:east", "tagger=old", "old"]
+    code, _, errors = train("--opponents", *against, *POOL.split(), "--out", "whole", iterations=20)
+    assert (code, errors) == (0, [])
+    rows = table(tmp_path / "whole")
+    names = {name.removeprefix("games_") for name in rows[0] if name.startswith("games_")}
+    assert names == {
+        *(
+            f"{side}_against_{member}"
+            for side in ("tagger", "runner")
+            for member in ("snapshots", "random", "still", "old")
+        ),
+        f"tagger_against_runner={script}:east",
+        "runner_against_tagger=old",
+    }
+    played = {name for name in names if sum(float(row[f"games_{name}"]) for row in rows)}
+    assert len(played) > 6 and f"tagger_against_runner={script}:east" in played
+    # Resumed from the middle, from another folder, after the other run has trained on.
+    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
+    for path in (tmp_path / "cut" / "checkpoints").iterdir():
+        if (found := re.search(r"iteration-(\d+)", path.name)) and int(found[1]) > 5:
+            path.unlink()
+    (tmp_path / "cut" / "evaluation.json").unlink()
+    assert command("train", "--resume", "old", "--total-steps", 4 * STEPS)[0] == 0
+    (tmp_path / "elsewhere").mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path / "elsewhere")
+        code, _, errors = command("train", "--resume", tmp_path / "cut")
+    assert (code, errors) == (0, [])
+    resumed = table(tmp_path / "cut")
+    assert len(rows) == len(resumed) == 20
+    assert [row["weights"] for row in rows] == [row["weights"] for row in resumed]
+    assert [row["games_tagger_against_old"] for row in rows] == [row["games_tagger_against_old"] for row in resumed]
+
+
+def test_the_options_are_those_of_the_checkpoint(train, tmp_path):
+    options = "--opponents random --opponents-sampling even --opponents-share 1 --snapshot-gain 0.75".split()
+    assert train(*options, "--out", "run", iterations=1)[0] == 0
+    settings = json.loads((tmp_path / "run" / "settings.json").read_text())["opponents"]
+    assert settings["opponents"] == ["random"] and settings["opponents_sampling"] == "even"
+    assert (settings["opponents_share"], settings["snapshot_gain"]) == (1.0, 0.75)
+
+
+@pytest.mark.parametrize(
+    ("opponents", "message"),
+    [
+        (["anyone"], "'anyone': there is no file or folder anyone; expected snapshots, random, still, RUN"),
+        (["=scripts.py:east"], "opponents has '=scripts.py:east'; expected"),
+        (["scripts.py:east"], "expected the role that it plays: ROLE=scripts.py:east"),
+        (["runner=scripts.py:west"], "has no 'west'"),
+        (["runner=scripts.py:torch"], "is a module; expected a function of observations"),
+        (["walker=scripts.py:east"], "unknown role 'walker'"),
+        (["random", "random"], "expected each name once"),
+        (["random", "--opponents-share", "2"], "expected a value in [0, 1]"),
+        (["random", "--opponents-share", "0.1"], "for 8 ranges; expected at least one environment for each"),
+    ],
+)
+def test_wrong_opponents_are_refused_before_anything_is_written(opponents, message, train, script, tmp_path):
+    opponents = [text.replace("scripts.py", script) for text in opponents]
+    message = message.replace("scripts.py", script)
+    code, _, errors = train("--opponents", *opponents, "--out", "run")
+    assert code == 2 and len(errors) == 1 and message in errors[0]
+    assert not (tmp_path / "run").exists()
