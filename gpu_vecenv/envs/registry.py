@@ -81,7 +81,7 @@ def register(game: type[Env], name: str | None = None) -> None:
 
 
 def gymnasium_id(game: type[Env], name: str | None = None, version: int | None = None) -> str:
-    """Gymnasium id, ``gpu_vecenv/TagContinuous-v0``; derived from ``name`` if it differs from the game's own name.
+    """Gymnasium id, ``gpu_vecenv/TagContinuous-v1``; derived from ``name`` if it differs from the game's own name.
 
     ``version`` is by default that of the default configuration.
     """
