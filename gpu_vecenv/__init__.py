@@ -10,6 +10,7 @@ from gpu_vecenv.engine.sampler import Sample, Sampler
 from gpu_vecenv.engine.step_buffers import StepBuffers
 from gpu_vecenv.engine.vec_env import Fault, VecEnv
 from gpu_vecenv.envs.registry import configure, register
+from gpu_vecenv.train.curriculum import ByMetric, Curriculum, PiecewiseLinear
 from gpu_vecenv.train.episode_log import EpisodeLog
 from gpu_vecenv.train.evaluation import evaluate
 from gpu_vecenv.train.exploitability import exploitability
@@ -28,6 +29,8 @@ from gpu_vecenv.watch.episode import rollout
 
 __all__ = [
     "BatchedParallelEnv",
+    "ByMetric",
+    "Curriculum",
     "DataManager",
     "Env",
     "EpisodeLog",
@@ -42,6 +45,7 @@ __all__ = [
     "PPOConfig",
     "PQNConfig",
     "ParallelEnv",
+    "PiecewiseLinear",
     "PolicySpec",
     "RecurrentLayer",
     "Sample",

@@ -123,7 +123,7 @@ HD bool ended_on_nonfinite(EngineState m, State s, Io io, Observation* obs_rows)
     }
     io.rng = rng_at(m, RESET_STREAM, m.episode[0] + 1, 0);
     io.elapsed_steps = 0;
-    randomized::begin(s, rng_at(m, RANDOMIZED_STREAM, m.episode[0] + 1, 0));
+    randomized::begin(m, s, rng_at(m, RANDOMIZED_STREAM, m.episode[0] + 1, 0));
     reset(s, io);
     group_sync();
     return true;

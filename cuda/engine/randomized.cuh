@@ -18,9 +18,11 @@ HD double sqrt(double x) { return __dsqrt_rn(x); }
 HD double sqrt(double x) { return __builtin_sqrt(x); }
 #endif
 
-// Uniform in [low, high), where `last` is the largest float below `high`.
-HD float uniform(Rng rng, int draw, float low, float high, float last) {
-    return math::min(last, low + rng.uniform(draw, 0) * (high - low));
+// Uniform in [low, high); low if they are equal. The range has the largest float below `high` too. It is in memory,
+// where a curriculum changes it.
+HD float drawn(Rng rng, int draw, const float* range) {
+    float low = range[0], high = range[1], last = range[2];
+    return low < high ? math::min(last, low + rng.uniform(draw, 0) * (high - low)) : low;
 }
 
 #if defined(__CUDACC__)
@@ -40,8 +42,8 @@ HD float uniform(Rng rng, int draw, float low, float high, float last) {
 #else
 
 constexpr int NUM_PARAMETERS = 0;
-HD void use(State) {}         // makes the values in the state those that the game's source reads
-HD void begin(State, Rng) {}  // draws the values of a new episode, and uses them
+HD void use(State) {}                      // makes the values in the state those that the game's source reads
+HD void begin(EngineState, State, Rng) {}  // draws the values of a new episode, and uses them
 
 #endif
 

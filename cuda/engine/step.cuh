@@ -26,7 +26,7 @@ HD void begin_episode(EngineState m, State s, Io io, InitialStates initial_state
     }
     io.elapsed_steps = 0;
     io.rng = rng_at(m, RESET_STREAM, episode, 0);
-    randomized::begin(s, rng_at(m, RANDOMIZED_STREAM, episode, 0));
+    randomized::begin(m, s, rng_at(m, RANDOMIZED_STREAM, episode, 0));
     group_sync();
     reset(s, io);
     group_sync();

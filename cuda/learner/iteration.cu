@@ -8,13 +8,13 @@ HD float between(double start, double end, double progress) { return (float)(sta
 
 // Learning rate, clip and entropy coefficient when the fraction `progress` of the run is done, the first of the
 // iteration's epochs, and whether its updates are skipped. `iteration` and `progress` are then those of the next one.
+// `schedules` has the values of the first three at the start and at the end of the run.
 KERNEL(begin_update) {
     FOR_ITEMS (k, args.num_metrics) args.metric_sums[k] = 0;
     FOR_ITEMS (only, 1) {
-        *args.learning_rate = between(args.first_learning_rate, args.last_learning_rate, *args.progress);
-        *args.clip = between(args.first_clip, args.last_clip, *args.progress);
-        *args.entropy_coefficient =
-            between(args.first_entropy_coefficient, args.last_entropy_coefficient, *args.progress);
+        float* scheduled[] = {args.learning_rate, args.clip, args.entropy_coefficient};
+        for (int k = 0; k < 3; ++k)
+            *scheduled[k] = between(args.schedules[2 * k], args.schedules[2 * k + 1], *args.progress);
         *args.epoch = *args.iteration * args.num_epochs;
         *args.skip_update = *args.stopped != 0 ? 1.0f : 0.0f;
         *args.iteration += 1;

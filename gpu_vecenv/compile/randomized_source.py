@@ -44,13 +44,10 @@ def float_literal(value: float) -> str:
 def parameter_functions(layout: GameLayout) -> str:
     """The functions of randomized.cuh that depend on the game, and the macros with the names of its constants."""
     names = [parameter.name for parameter in layout.randomized]
-    draws = []
-    for parameter in layout.randomized:
-        numbers = ", ".join(map(float_literal, (parameter.low, parameter.high, parameter.last)))
-        drawn = f"uniform(rng, {parameter.draw}, {numbers})"
-        draws.append(
-            f"s.{parameter.name}[0] = {drawn if parameter.low < parameter.high else float_literal(parameter.low)};"
-        )
+    draws = [
+        f"s.{parameter.name}[0] = drawn(rng, {parameter.draw}, m.ranges[{row}]);"
+        for row, parameter in enumerate(layout.randomized)
+    ]
     lines = [
         '#line 1 "randomised parameters"',
         "namespace randomized {",
@@ -62,7 +59,7 @@ def parameter_functions(layout: GameLayout) -> str:
         "    }",
         "    group_sync();",
         "}",
-        "HD void begin(State s, [[maybe_unused]] Rng rng) {",
+        "HD void begin(EngineState m, State s, Rng rng) {",
         "    ONCE {",
         *(f"        {draw}" for draw in draws),
         "    }",

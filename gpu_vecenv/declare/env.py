@@ -295,6 +295,7 @@ class Env:
                 num_agents,
                 action.num_logits if self.masks_actions else 0,
                 tracks_acting=self.takes_turns or bool(team_roles),
+                num_randomized=len(randomized),
             ),
             constants={name: value for name, value in constants.items() if name not in varying},
             randomized=randomized,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from gpu_vecenv.declare.config import fits_device
-from gpu_vecenv.declare.field import boolean, f64, i32, i64
+from gpu_vecenv.declare.field import boolean, f32, f64, i32, i64
 from gpu_vecenv.declare.kernels import KernelSignature
 from gpu_vecenv.declare.randomize import RandomizedParameter
 from gpu_vecenv.declare.spaces import ActionLayout, ObservationLayout
@@ -157,8 +157,13 @@ def slices_of_roles(roles: Mapping[str, int]) -> dict[str, slice]:
     return slices
 
 
-def resolve_engine_fields(num_agents: int, num_choices: int, *, tracks_acting: bool = False) -> tuple[FieldLayout, ...]:
-    """State that the engine keeps for each environment; ``num_choices`` is 0 for a game without action masks."""
+def resolve_engine_fields(
+    num_agents: int, num_choices: int, *, tracks_acting: bool = False, num_randomized: int = 0
+) -> tuple[FieldLayout, ...]:
+    """State that the engine keeps for each environment; ``num_choices`` is 0 for a game without action masks.
+
+    Shared by all environments are the ranges of randomised parameters, if there are any.
+    """
     fields: tuple[FieldLayout, ...] = (
         FieldLayout("key", i32, (2,)),  # key of the environment's random streams; the bits of a u32 pair
         FieldLayout("episode", i64, (1,)),  # episodes begun since seeding, minus one
@@ -177,6 +182,8 @@ def resolve_engine_fields(num_agents: int, num_choices: int, *, tracks_acting: b
             FieldLayout("alive", boolean, (num_agents,)),  # agents that did not end before their episode
             FieldLayout("acting", boolean, (num_agents,)),  # agents whose next action counts
         )
+    if num_randomized:  # low, high, the largest value below high
+        fields = (*fields, FieldLayout("ranges", f32, (num_randomized, 3), shared=True))
     return (*fields, FieldLayout("action_mask", boolean, (num_agents, num_choices))) if num_choices else fields
 
 

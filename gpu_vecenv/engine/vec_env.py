@@ -516,7 +516,10 @@ class VecEnv:
 
     def _allocate(self, shared: Mapping[str, ArrayLike], initial_states: Mapping[str, ArrayLike]) -> None:
         for name, field in self.layout.state_tensors(initial_states):
-            if name.startswith("initial_"):
+            if name == "engine_ranges":
+                ranges = [(each.low, each.high, each.last) for each in self.layout.randomized]
+                self.data.push(name, np.array(ranges, np.float32))
+            elif name.startswith("initial_"):
                 self.data.push(name, initial_states[field.name])
             elif field.shared:
                 self.data.push(name, shared[field.name])

@@ -193,10 +193,14 @@ def evaluation_env(env: VecEnv, num_envs: int, first_env_index: int = 0) -> VecE
 
 
 def _copy_shared_fields(source: VecEnv, target: VecEnv) -> None:
-    """Callers may have changed them, for example in a curriculum."""
+    """Also initial states and the ranges of randomised parameters. A curriculum, or a caller, may have changed them."""
     for field in source.game.layout.fields:
         if field.shared:
             target.state[field.name].copy_(source.state[field.name])
+    for name in source.build.initial_fields:
+        target.data[f"initial_{name}"].copy_(source.data[f"initial_{name}"])
+    if source.layout.randomized:
+        target.data["engine_ranges"].copy_(source.data["engine_ranges"])
 
 
 def steps_until_all_done(env: VecEnv, on_progress: OnProgress = no_progress) -> Iterator[None]:

@@ -10,7 +10,7 @@ from gpu_vecenv.declare.field import boolean, f32, f64, i32, i64
 from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.files import cuda_folder
-from gpu_vecenv.train.ppo import SCHEDULED, PPOConfig
+from gpu_vecenv.train.ppo import SCHEDULED
 
 TILE_BLOCK = 256  # threads per block; the same as TILE_BLOCK in iteration.cu
 TILE_ROWS = 2048  # that a block adds up; the same as TILE_ROWS in iteration.cu
@@ -24,7 +24,7 @@ BEGIN_UPDATE = KernelSignature(
         Array("progress", f64, shape=()),
         Scalar("num_iterations", i64),
         Scalar("num_epochs", i64),
-        *(Scalar(f"{end}_{name}", f64) for name in SCHEDULED for end in ("first", "last")),
+        Array("schedules", f64, const=True, shape=(len(SCHEDULED), 2)),
         *(Array(name, f32, shape=()) for name in SCHEDULED),
         Array("epoch", i64, shape=()),
         Array("stopped", f64, const=True, shape=()),
@@ -90,9 +90,10 @@ def _program(functions: FunctionManager) -> Program:
 
 def begin_update_launch(
     functions: FunctionManager,
-    config: PPOConfig,
     num_iterations: int,
+    num_epochs: int,
     *,
+    schedules: torch.Tensor,
     iteration: torch.Tensor,
     progress: torch.Tensor,
     scheduled: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
@@ -106,25 +107,24 @@ def begin_update_launch(
 
     Args:
         functions: The FunctionManager of the tensors' device.
-        config: Has the schedules and the epochs of an iteration.
         num_iterations: Of the run.
+        num_epochs: Of an iteration.
+        schedules: (3, 2) float64, learning rate, clip and entropy coefficient at the start and at the end of the run.
         iteration: (1,) int64, iterations done so far. The launch makes it, and ``progress``, those of the next one.
         progress: () float64, the fraction of the run that is done.
-        scheduled: Learning rate, clip and entropy coefficient, () float32 each, as ``config.schedule`` has them.
+        scheduled: Learning rate, clip and entropy coefficient, () float32 each.
         epoch: (1,) int64, the number of the iteration's first epoch.
         skip_update: () float32.
         metric_sums: (n,) float32, set to 0.
     """
-    ends = config.schedule_ends().items()
     return _program(functions).prepare(
         "begin_update",
         LaunchShape(len(metric_sums), threads_per_block=32),
         iteration=iteration,
         progress=progress,
         num_iterations=num_iterations,
-        num_epochs=config.num_epochs,
-        **{f"first_{name}": start for name, (start, _) in ends},
-        **{f"last_{name}": end for name, (_, end) in ends},
+        num_epochs=num_epochs,
+        schedules=schedules,
         **dict(zip(SCHEDULED, scheduled, strict=True)),
         epoch=epoch,
         skip_update=skip_update,

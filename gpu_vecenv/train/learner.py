@@ -63,6 +63,7 @@ class Learner(ABC, Generic[ConfigT]):
 
     Attributes:
         loss_metrics: Names of the numbers that the loss gives, and "grad_norm", the last one; all must be finite.
+        schedules: (n, 2) float64, of the options ``LearnerConfig.scheduled`` the values at the run's start and end.
         together: So many agents of an environment are in a minibatch together, side by side: 1, or all of the policy's.
 
     Args:
@@ -139,6 +140,7 @@ class Learner(ABC, Generic[ConfigT]):
                 permutes=config.num_minibatches > 1,
                 **written,
             )
+        self.schedules = torch.tensor(list(config.schedule_ends().values()), dtype=torch.float64).to(device)
         self.learning_rate = torch.zeros((), device=device)
         self.learning_rate.fill_(config.learning_rate)
         self.parameters = [p for p in policy.parameters() if p.requires_grad]

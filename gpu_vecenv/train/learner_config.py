@@ -75,12 +75,17 @@ class LearnerConfig:
         """An option of the algorithm."""
         raise NotImplementedError
 
-    def learning_rate_ends(self) -> tuple[float, float]:
-        """The learning rate at the start and at the end of the run."""
-        final = self.final_learning_rate
-        return self.learning_rate, self.learning_rate if final is None else final
+    @property
+    def scheduled(self) -> tuple[str, ...]:
+        """Names of the options that change linearly with the progress of the run, up to ``final_<name>``."""
+        return ("learning_rate",)
+
+    def schedule_ends(self) -> dict[str, tuple[float, float]]:
+        """What changes linearly with the progress of the run: name -> its values at the start and at the end."""
+        ends = {name: (getattr(self, name), getattr(self, f"final_{name}")) for name in self.scheduled}
+        return {name: (start, start if end is None else end) for name, (start, end) in ends.items()}
 
     def rates(self, progress: float) -> dict[str, float]:
         """What schedules give when the fraction ``progress`` of the run is done, by the names of metrics."""
-        start, end = self.learning_rate_ends()
+        start, end = self.schedule_ends()["learning_rate"]
         return {"learning_rate": start + (end - start) * progress}

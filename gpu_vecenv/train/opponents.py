@@ -233,7 +233,7 @@ class Opponents:
         self._sums.masked_fill_(of_env[:, None], 0)
 
     def give_weights(self) -> None:
-        """Give those who act the weights of the ranges' opponents, and mark their agents; also after a resume."""
+        """Give those who act the weights of the ranges' opponents, and mark their agents."""
         slots = self.opponent.clamp(0, max(0, self._slots - 1))
         for snapshots in self.snapshots.values():
             snapshots.give(slots)

@@ -138,10 +138,10 @@ class PPOConfig(LearnerConfig):
         """As for every algorithm, but for a rate that follows ``approx_kl``: the device has it."""
         return super().rates(progress) if self.desired_kl is None else {}
 
-    def schedule_ends(self) -> dict[str, tuple[float, float]]:
-        """What changes linearly with the progress of the run: name -> its values at the start and at the end."""
-        ends = {name: (getattr(self, name), getattr(self, f"final_{name}")) for name in SCHEDULED}
-        return {name: (start, start if end is None else end) for name, (start, end) in ends.items()}
+    @property
+    def scheduled(self) -> tuple[str, ...]:
+        """Also PPO's own."""
+        return SCHEDULED
 
     def schedule(self, progress: float) -> tuple[float, ...]:
         """Learning rate, clip and entropy coefficient when the fraction ``progress`` of the run is done."""

@@ -49,8 +49,9 @@ class PPOLearner(Learner[PPOConfig]):
         scheduled_rate = torch.zeros_like(self.learning_rate) if follows_kl else self.learning_rate
         launch = begin_update_launch(
             self.rollout.env.functions,
-            self.config,
             self.num_iterations,
+            self.config.num_epochs,
+            schedules=self.schedules,
             iteration=self.iteration,
             progress=self.progress,
             scheduled=(scheduled_rate, self.clip, self.entropy_coefficient),

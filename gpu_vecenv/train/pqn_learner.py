@@ -78,7 +78,7 @@ class PQNLearner(Learner[PQNConfig]):
 
     def make_begin(self) -> Callable[[], None]:
         """By torch."""
-        start, end = self.config.learning_rate_ends()
+        start, end = self.schedules[0]
 
         def begin() -> None:
             self.learning_rate.copy_(start + (end - start) * self.progress[0])

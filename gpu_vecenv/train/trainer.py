@@ -37,6 +37,7 @@ from gpu_vecenv.progress import OnProgress, no_progress
 from gpu_vecenv.train.algorithms import CONFIGS, algorithm_of
 from gpu_vecenv.train.capacity import check_capacity
 from gpu_vecenv.train.checkpoint import load_checkpoint, save_checkpoint
+from gpu_vecenv.train.curriculum import Curriculum, Schedules
 from gpu_vecenv.train.distributed import World
 from gpu_vecenv.train.episode_log import EpisodeLog
 from gpu_vecenv.train.evaluation import evaluate
@@ -81,6 +82,7 @@ class Trainer:
             returns and evaluations are those of the game; "shaped_reward_<role>" is its mean over agent-steps.
         opponents: In a share of the environments one side learns; earlier policies, scripts or others play the rest.
             None: all agents play by the present policies everywhere. In one process only.
+        curriculum: What changes in the course of the training, see ``Curriculum``.
         graphs: Whether to use CUDA graphs on a GPU.
         on_iteration: Called with a dictionary of metrics after every iteration that ``train`` reads; training ends when
             it returns True.
@@ -101,6 +103,7 @@ class Trainer:
         sharing: Sharing = "role",
         reward: RewardFunction | None = None,
         opponents: OpponentsConfig | None = None,
+        curriculum: Curriculum | None = None,
         graphs: bool = True,
         on_iteration: Callable[[dict[str, float]], bool | None] | None = None,
     ) -> None:
@@ -109,11 +112,13 @@ class Trainer:
         check_flag("graphs", graphs)
         if on_iteration is not None and not callable(on_iteration):
             raise TypeError(f"on_iteration is a {type(on_iteration).__name__}; expected a function or None")
-        for name, given, kinds in (
+        arguments: list[tuple[str, object, tuple[type, ...]]] = [
             ("config", config, CONFIGS),
             ("policies", policies, (Mapping,)),
             ("opponents", opponents, (OpponentsConfig,)),
-        ):
+            ("curriculum", curriculum, (Curriculum,)),
+        ]
+        for name, given, kinds in arguments:
             if given is not None and not isinstance(given, kinds):
                 expected = " or ".join(f"a {kind.__name__}" for kind in kinds)
                 raise TypeError(f"{name} is a {type(given).__name__}; expected {expected} or None")
@@ -211,6 +216,11 @@ class Trainer:
             self._compute_advantages = advantage_launch(
                 self.env, *numbers, *flags, gamma, gae_lambda, data.acting, out=out
             )
+            discounts = {"gamma": gamma, "gae_lambda": gae_lambda}
+            self._schedules = None
+            if curriculum is not None:
+                self._schedules = Schedules(curriculum, self.env, self.learners, discounts)
+                self._schedules.apply(0.0)
             self.env.reset(seed=self.seed, out=self.rollout.last)
             shortened = stagger(self.env) if self.config.staggered_starts else None
             self.rollout.refresh_last_step()
@@ -310,6 +320,8 @@ class Trainer:
             for name, learner in self.learners.items()
             for rate, value in learner.config.rates(self._progress).items()
         }
+        if self._schedules is not None:
+            rates |= {name: value for name, value in self._schedules.rates().items() if name in rates}
         try:
             if totals is None:
                 with torch.cuda.stream(self._stream):
@@ -330,7 +342,10 @@ class Trainer:
             **rates,
             **read,
             **rates,
+            **({} if self._schedules is None else self._schedules.metrics()),
         }
+        if self._schedules is not None:
+            self._schedules.read(metrics)
         for found in self._nonfinite(metrics):
             if self.world.rank == 0:
                 warn(str(found), RuntimeWarning, stacklevel=3)
@@ -375,6 +390,8 @@ class Trainer:
             for learner in self.learners.values():
                 learner.discard_statistics()
         self._in_iteration = True
+        if self._schedules is not None and self._schedules.apply(self._progress):
+            self.rollout.refresh_last_step()
         for forward in self._forward_passes:
             forward.adopt()
         for learner in self.learners.values():
@@ -547,6 +564,8 @@ class Trainer:
         opponents = self.opponents
         if opponents is not None:
             tensors |= {f"opponents.{name}": tensor for name, tensor in opponents.state().items()}
+        if self._schedules is not None:
+            tensors |= {f"curriculum.{name}": tensor for name, tensor in self._schedules.state().items()}
         game = self.env.game
         return tensors, {
             "game": game.name(),
@@ -563,6 +582,7 @@ class Trainer:
             "trained": list(self.learners),
             "opponents": None if opponents is None else opponents.config.description(),
             "reward": None if self.rollout.shaping is None else self.rollout.shaping.name,
+            "curriculum": None if self._schedules is None else self._schedules.curriculum.description(),
             "made_with": {
                 "gpu_vecenv": __version__,
                 # What floating-point results depend on.
@@ -612,10 +632,10 @@ class Trainer:
         for learner in self.learners.values():
             learner.discard_statistics()
         yield
+        if self._schedules is not None:
+            self._schedules.restored()
         self.iteration, self._unread, self._in_iteration = iteration, 0, False
         self.metrics_reader.discard()
-        if self.opponents is not None:
-            self.opponents.give_weights()
         self.rollout.refresh_last_step()
 
     def close(self) -> None:
@@ -637,6 +657,7 @@ class Trainer:
             "_fused_rollout",
             "metrics_reader",
             "opponents",
+            "_schedules",
         ):
             vars(self).pop(name, None)
         gc.collect()  # learners and their GraphedCallables are reference cycles

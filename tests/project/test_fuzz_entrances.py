@@ -195,7 +195,7 @@ def entrances(tmp_path_factory):
             {
                 "env": (training, set()), "config": (config, NONE), "seed": (0, set()), "policies": (None, NONE),
                 "sharing": ("role", set()), "graphs": (True, TRUE), "reward": (None, NONE | {"a class"}),
-                "on_iteration": function, "opponents": (None, NONE),
+                "curriculum": (None, NONE), "on_iteration": function, "opponents": (None, NONE),
             },
         ),
         "load_policy": (

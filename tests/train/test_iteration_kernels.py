@@ -107,7 +107,8 @@ class Beginning:
         self.scheduled = tuple(torch.zeros(3, device=device))
         self.skip_update, self.metric_sums = torch.full((), NAN, device=device), torch.ones(7, device=device)
         tensors = {name: value for name, value in vars(self).items() if name != "stopped"}
-        self.launch = begin_update_launch(functions, config, num_iterations, **tensors)
+        schedules = torch.tensor(list(config.schedule_ends().values()), dtype=torch.float64).to(device)
+        self.launch = begin_update_launch(functions, num_iterations, config.num_epochs, schedules=schedules, **tensors)
 
     def __call__(self):
         self.launch(stopped=self.stopped)

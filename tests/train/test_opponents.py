@@ -20,7 +20,13 @@ from gpu_vecenv.train.rollout_storage import Rollout
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 TINY = PPOConfig(
-    total_steps=10**6, num_steps=8, num_epochs=1, num_minibatches=1, hidden_sizes=(8,), entropy_coefficient=0
+    total_steps=10**6,
+    num_steps=8,
+    num_epochs=1,
+    num_minibatches=1,
+    hidden_sizes=(8,),
+    entropy_coefficient=0,
+    staggered_starts=False,  # episodes that begin are those whose first step was made
 )
 POOL = OpponentsConfig(share=0.5, num_ranges=4, num_snapshots=3, snapshot_interval=2, reassign_interval=2)
 ENVS = 16  # of which the last 8 are 4 ranges
@@ -298,9 +304,9 @@ def test_results_by_hand(device, random_seed):
     learns = torch.rand(7, 3, generator=random) < 0.5
     sums, counts = torch.zeros(4, 2, dtype=torch.float64), torch.zeros(4, 3, dtype=torch.int64)
     data.rewards.copy_(torch.randint(-2, 3, data.rewards.shape, generator=random))
-    data.active.copy_((torch.rand(data.active.shape, generator=random) < 0.6).to(device))
+    data.active.copy_((torch.rand(data.active.shape, generator=random) < 0.35).to(device))
     data.active[-1] = True
-    own_sums, own_counts = sums.to(device), counts.to(device)
+    own_sums, own_counts = sums.to(device, copy=True), counts.to(device, copy=True)
     launch = results_launch(data, learns.to(device), 3, sums=own_sums, counts=own_counts)
     for _ in range(2):  # the second one continues the sums
         launch()
@@ -366,7 +372,7 @@ def test_numbers_are_a_function_of_seed_and_clock(device):
 
 
 def test_a_range_that_gets_another_opponent_begins_new_episodes(device):
-    config = dataclasses.replace(TINY, network="gru", sequence_length=1, num_steps=3, normalize_returns=True)
+    config = dataclasses.replace(TINY, network="gru", sequence_length=1, num_steps=4, normalize_returns=True)
     one = trainer(device, members("snapshots", "random", reassign_interval=1, snapshot_interval=100), config=config)
     changes, remembered = 0, set()
     for _ in range(20):
