@@ -49,7 +49,7 @@ def objective(trial: optuna.Trial, options: Options) -> float:
     """Mean over the seeds of the return at the end of training."""
     game = configure(options.game)
     metric = f"return_{options.role or next(iter(game.roles))}"
-    preset = {key: value for key, value in game.preset.items() if key != "num_envs"}
+    preset = {key: value for key, value in game.own_preset.items() if key != "num_envs"}
     config = PPOConfig(**{**preset, **suggested(trial), "total_steps": options.total_steps})
     trainers = [
         Trainer(make(game, options.num_envs, options.device), config, seed=options.seed + index)

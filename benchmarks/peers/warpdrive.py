@@ -30,7 +30,7 @@ PEER = Peer(
     cuda=(
         Workload("simulation", "tag_gridworld", 2000, 100, config={"grid": 100}),  # its configuration file's
         Workload("simulation", "tag_gridworld", 100_000, 100, config={"grid": 100}),
-        Workload("simulation", "tag_continuous", 2000, 500),
+        Workload("simulation", "tag_continuous", 2000, 500, config={"egocentric": False}),  # its observations
     ),
     note="WarpDrive needs a GPU, nvcc with curand_kernel.h, and a writable folder, into which it writes its sources.",
 )

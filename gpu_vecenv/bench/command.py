@@ -242,7 +242,7 @@ def _reported(rows: Iterator[dict[str, Any]], count: int, on_progress: OnProgres
 def _sizes(config: BenchConfig) -> list[tuple[Env, int]]:
     """Game and number of environments of each row, all checked before the first is measured."""
     if config.game is None:
-        return [(configure(name, **settings), num_envs) for name, num_envs, settings in SUITE]
+        return [(bench_games.compared_game(name, **settings), num_envs) for name, num_envs, settings in SUITE]
     game, num_envs = _game(config), config.num_envs or NUM_ENVS[config.sweep or "games"]
     if config.sweep == "environments":
         return [(game, size) for size in bench_sweep.environment_counts(num_envs)]
@@ -260,6 +260,6 @@ def _game(config: BenchConfig) -> Env:
 
 def _ppo(config: BenchConfig, game: Env) -> PPOConfig:
     """The game's preset with the options that were given."""
-    preset = {key: value for key, value in game.preset.items() if key not in ("num_envs", "precision")}
+    preset = {key: value for key, value in game.own_preset.items() if key not in ("num_envs", "precision")}
     given = {key: getattr(config, key) for key in PPO_OPTIONS if getattr(config, key) is not None}
     return PPOConfig(**{**preset, **given, "total_steps": 10**12})

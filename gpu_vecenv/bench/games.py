@@ -14,6 +14,7 @@ from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.sampler import Sampler
 from gpu_vecenv.engine.timing import captured, seconds, synchronize
 from gpu_vecenv.engine.vec_env import VecEnv
+from gpu_vecenv.envs.registry import configure
 from gpu_vecenv.train.capacity import check_capacity
 from gpu_vecenv.train.fused_rollout import fused_rollout
 from gpu_vecenv.train.policy_kernels import Forward, choose_kernels
@@ -23,7 +24,14 @@ from gpu_vecenv.train.rollout_storage import Rollout
 
 STEPS_PER_RUN = 20  # steps per measurement; on a GPU in one captured graph
 COPY_BYTES = {"cuda": 1 << 30, "cpu": 64 << 20}
+# WarpDrive's observations, with which its speed and earlier figures are compared.
+COMPARED: dict[str, dict[str, Any]] = {"tag_continuous": {"egocentric": False}}
 RNG_FIELDS = ("key", "episode", "elapsed_steps")  # read by the sampler
+
+
+def compared_game(name: str, **config: Any) -> Env:
+    """A registered game in the version that figures of its speed are of."""
+    return configure(name, **{**COMPARED.get(name, {}), **config})
 
 
 def repeat_step(env: VecEnv) -> Callable[[], None]:

@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 
-from gpu_vecenv.bench.games import named
+from gpu_vecenv.bench.games import compared_game, named
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.timing import synchronize
 from gpu_vecenv.engine.vec_env import VecEnv
-from gpu_vecenv.envs.registry import configure
 from gpu_vecenv.train.distributed import World
 from gpu_vecenv.train.policy import Precision
 from gpu_vecenv.train.ppo import PPOConfig
@@ -51,7 +50,7 @@ def measure(device: torch.device, precisions: Sequence[Precision], graphs: bool 
                 num_minibatches=minibatches,
                 hidden_sizes=(units, units),
             )
-            for row in measure_game(configure(name), num_envs, config, device, precisions, graphs):
+            for row in measure_game(compared_game(name), num_envs, config, device, precisions, graphs):
                 yield {**row, "units": units}  # of both layers
 
 

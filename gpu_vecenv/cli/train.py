@@ -35,7 +35,7 @@ from gpu_vecenv.compile.device import resolve_device
 from gpu_vecenv.declare.config import check_fields, param
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.vec_env import VecEnv
-from gpu_vecenv.envs.registry import find_game
+from gpu_vecenv.envs.registry import find_game, stored_configuration
 from gpu_vecenv.errors import CheckpointVersionError, ConfigError, UnknownGameError
 from gpu_vecenv.files import check_output
 from gpu_vecenv.train.capacity import max_num_envs_that_fit
@@ -278,7 +278,7 @@ class Resume(DeviceOptions):
             raise ConfigError(f"{self.resume} is a run of {settings['game']}; its checkpoint is of {manifest['game']}")
         kind = given or _registered(manifest["game"], self.resume)
         env = VecEnv(
-            kind(**_known_keys(kind, manifest["game_config"])),
+            kind(**_known_keys(kind, stored_configuration(kind, manifest["game_config"]))),
             manifest["num_envs"],
             resolve_device(device),
             autoreset_mode="next_step",

@@ -81,7 +81,7 @@ def register(game: type[Env], name: str | None = None) -> None:
 
 
 def gymnasium_id(game: type[Env], name: str | None = None, version: int | None = None) -> str:
-    """Gymnasium id, ``gpu_vecenv/TagContinuous-v0``; derived from ``name`` if it differs from the game's own name.
+    """Gymnasium id, ``gpu_vecenv/TagContinuous-v1``; derived from ``name`` if it differs from the game's own name.
 
     ``version`` is by default that of the default configuration.
     """
@@ -234,6 +234,17 @@ def configure(game: Game, /, **config: Any) -> Env:
     if isinstance(game, Env):
         return dataclasses.replace(game, **config) if config else game  # a game is immutable
     return kind(**config)
+
+
+def stored_configuration(game: type[Env], config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration out of a file, with the parameters that it lacks because they came with a later version.
+
+    A file without a parameter that tells versions apart is older than the parameter: it is of the oldest version.
+    """
+    before: dict[str, Any] = {}
+    for values in versions(game).values():
+        before = {**values, **before}
+    return {**before, **config}
 
 
 def configuration_names(game: Env) -> dict[str, Any]:

@@ -14,16 +14,14 @@ from gpu_vecenv.declare.drawing import BLACK, BLUE, GREY, RED, WHITE, Circle, Dr
 from gpu_vecenv.declare.env import Entities, Env, Field, OtherVersion, Own, boolean, f32, param
 from gpu_vecenv.errors import ConfigError
 
-EGOCENTRIC_PRESET = MappingProxyType(
+PRESET_V0 = MappingProxyType(
     {
-        "num_envs": 512,
-        "total_steps": 30_000_000,
+        "num_envs": 64,
+        "total_steps": 1_500_000,
         "num_steps": 64,
-        "num_minibatches": 32,
-        "learning_rate": 0.0005,
-        "gamma": 0.99,
+        "learning_rate": 0.001,
+        "gamma": 0.98,
         "final_entropy_coefficient": 0.0,
-        "network": "entities",
         "hidden_sizes": (128, 128),
         "normalize_obs": True,
         "normalize_returns": True,
@@ -51,7 +49,7 @@ class TagContinuous(Env):
     max_turn: float = param(2.356, low=-6.283, high=6.283)  # rad per step, highest level
     turn_levels: int = param(20, low=1)  # besides "no change"
     num_neighbors: int | Literal["all"] = param(10, low=1)  # nearest other agents in an observation, or "all"
-    egocentric: bool = False  # True: agents observe themselves, and others in the frame of their own heading
+    egocentric: bool = True  # agents observe themselves, and others in their own frame; False: as in version 0
     tagging_distance: float = param(0.02, low=0, high=1e3)  # as a fraction of side
     tag_reward: float = 10.0  # to the nearest tagger, for each runner it tags
     tag_penalty: float = -10.0  # to a tagged runner
@@ -72,14 +70,16 @@ class TagContinuous(Env):
     )
     derived = ("num_observed", "observe_all")
     termination_label = "every runner was tagged"
-    other_versions = MappingProxyType({1: OtherVersion(config={"egocentric": True}, preset=EGOCENTRIC_PRESET)})
+    version = 1
+    other_versions = MappingProxyType({0: OtherVersion(config={"egocentric": False}, preset=PRESET_V0)})
     preset = MappingProxyType(
         {
-            "num_envs": 64,
-            "total_steps": 1_500_000,
+            "num_envs": 512,
+            "total_steps": 30_000_000,
             "num_steps": 64,
-            "learning_rate": 0.001,
-            "gamma": 0.98,
+            "num_minibatches": 32,
+            "learning_rate": 0.0005,
+            "gamma": 0.99,
             "final_entropy_coefficient": 0.0,
             "hidden_sizes": (128, 128),
             "normalize_obs": True,

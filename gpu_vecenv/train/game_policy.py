@@ -14,7 +14,7 @@ from gpu_vecenv.compile.device import resolve_device
 from gpu_vecenv.declare.arguments import check_flag, check_kind
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.data_manager import TORCH_TYPES
-from gpu_vecenv.envs.registry import GAMES, configure, find_game
+from gpu_vecenv.envs.registry import GAMES, configure, find_game, stored_configuration
 from gpu_vecenv.errors import AgentKeyError, CheckpointCorruptError, ConfigError, UnknownGameError, nearest
 from gpu_vecenv.train.algorithms import algorithm_of
 from gpu_vecenv.train.checkpoint import BEST, CHECKPOINTS, CheckpointFolder, load_checkpoint, newest_usable
@@ -270,12 +270,13 @@ def _game(path: Path, manifest: Mapping[str, Any], given: Env | None) -> Env:
     """The run's game, configured; ``given`` must be equal to it."""
     name, config = manifest["game"], manifest["game_config"]
     if given is not None:
-        if given.name() != name or configure(type(given), **config) != given:
+        if given.name() != name or configure(type(given), **stored_configuration(type(given), config)) != given:
             raise ConfigError(f"game is {given!r}; expected {name} with {config}, as in {path}")
         return given
     own = [kind for kind in GAMES.values() if kind.name() == name]  # it may be registered under another name
     try:
-        return configure(own[0] if own else find_game(name), **config)
+        kind = own[0] if own else find_game(name)
+        return configure(kind, **stored_configuration(kind, config))
     except UnknownGameError as error:
         raise UnknownGameError(
             f"the game of {path} is not registered: {error}. Import the module that declares and registers it, or pass "

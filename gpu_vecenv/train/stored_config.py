@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpu_vecenv._version import __version__
+from gpu_vecenv.envs.registry import GAMES, stored_configuration
 from gpu_vecenv.errors import CheckpointCorruptError, ConfigError
 from gpu_vecenv.train.algorithms import ALGORITHMS
 from gpu_vecenv.train.learner_config import LearnerConfig
@@ -14,7 +15,7 @@ from gpu_vecenv.train.ppo import PPOConfig
 
 
 def with_defaults(manifest: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """A checkpoint's manifest whose configurations have the defaults of options that they lack.
+    """A checkpoint's manifest whose configurations have the defaults of options that they lack, and the game's too.
 
     A new option's default leaves training as it was without the option; where that is not possible, the number of the
     format of checkpoints rises. Files that name no algorithm are of PPO. What is no configuration is left as it is.
@@ -28,6 +29,9 @@ def with_defaults(manifest: Mapping[str, Any], source: str) -> dict[str, Any]:
         ConfigError: There is no such algorithm, or it has no such options.
     """
     found, policies = dict(manifest), manifest.get("policies")
+    if isinstance(config := found.get("game_config"), Mapping):
+        for kind in (kind for kind in GAMES.values() if kind.name() == found.get("game")):
+            found["game_config"] = stored_configuration(kind, config)
     if "config" in found:
         found.setdefault("algorithm", PPOConfig.algorithm)
         found["config"] = _completed(f"{source}: the trainer", found["algorithm"], found["config"], manifest)

@@ -18,7 +18,7 @@ LISTED = 8  # names listed in an error message
 
 
 def versioned_name(requested: str | type[Env] | Env, game: Env | type[Env]) -> str:
-    """Name in PettingZoo's style, ``tag_continuous_v0``, of a game that was requested as ``requested``."""
+    """Name in PettingZoo's style, ``tag_continuous_v1``, of a game that was requested as ``requested``."""
     version = game.played_version if isinstance(game, Env) else game.version
     return f"{requested if isinstance(requested, str) else game.name()}_v{version}"
 

@@ -33,7 +33,7 @@ Step = tuple[Any, Any, Any, Any, dict[str, Any]]
 
 
 class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
-    """A game as Gymnasium's vector env: ``gymnasium.make_vec("gpu_vecenv/TagContinuous-v0", num_envs=1000)``.
+    """A game as Gymnasium's vector env: ``gymnasium.make_vec("gpu_vecenv/TagContinuous-v1", num_envs=1000)``.
 
     Each agent is a sub-environment: agent ``a`` of environment ``e`` is row ``e * num_agents + a``. The attribute
     ``num_envs`` counts these rows, as Gymnasium requires; ``vec_env.num_envs`` counts environments. An agent that

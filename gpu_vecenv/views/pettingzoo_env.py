@@ -1,7 +1,7 @@
 """PettingZoo views of one environment, ParallelEnv and AECEnv, and a PettingZoo-style module for each game.
 
-``from gpu_vecenv.views.pettingzoo_env import tag_continuous_v0`` provides
-``tag_continuous_v0.parallel_env(max_cycles=100)``, ``.env()`` (AEC) and ``.raw_env()`` (AEC without checks), which
+``from gpu_vecenv.views.pettingzoo_env import tag_continuous_v1`` provides
+``tag_continuous_v1.parallel_env(max_cycles=100)``, ``.env()`` (AEC) and ``.raw_env()`` (AEC without checks), which
 return arrays and run on the CPU unless ``output`` and ``device`` say otherwise; likewise for every registered game.
 """
 
@@ -47,7 +47,7 @@ Infos = dict[str, dict[str, Any]]
 
 
 class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
-    """One environment as PettingZoo's ParallelEnv: ``pettingzoo.make("parallel", "gpu_vecenv/tag_continuous-v0")``.
+    """One environment as PettingZoo's ParallelEnv: ``pettingzoo.make("parallel", "gpu_vecenv/tag_continuous-v1")``.
 
     An agent that ends leaves ``agents`` until ``reset``; the episode is over when ``agents`` is empty. Each agent has
     its own space objects, of its role's size: seeding one does not seed the others. Rewards are Python floats, flags
@@ -499,7 +499,7 @@ def _array_env(game: Game, device: str | torch.device | None = "cpu", **argument
 
 
 def __getattr__(name: str) -> ModuleType:
-    """PettingZoo-style modules such as ``tag_continuous_v0``.
+    """PettingZoo-style modules such as ``tag_continuous_v1``.
 
     Raises:
         UnknownModuleError: No registered game has this name and version.

@@ -13,7 +13,7 @@ from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.digest import Digest, source_sha256
 from gpu_vecenv.engine.step_buffers import StepBuffers
 from gpu_vecenv.engine.vec_env import VecEnv
-from gpu_vecenv.envs.registry import GAMES, configure, find_game
+from gpu_vecenv.envs.registry import GAMES, configure, find_game, stored_configuration
 from gpu_vecenv.errors import ConfigError, EnvDefinitionError, ReplayMismatchError, UnknownGameError
 from gpu_vecenv.watch.replay_file import Array, Replay
 
@@ -97,7 +97,7 @@ def configured(replay: Replay, kind: type[Env] | None) -> Env:
     if replay.game not in (kind.name(), registered_name(kind)):
         raise ConfigError(f"{describe(replay)}: game is {kind.__name__}, {kind.name()}; expected that of the replay")
     try:
-        game = configure(kind, **replay.config)
+        game = configure(kind, **stored_configuration(kind, replay.config))
     except (ConfigError, EnvDefinitionError) as error:
         raise ReplayMismatchError(
             f"{describe(replay)}, recorded with gpu_vecenv {replay.made_with}: its configuration does not fit the "

@@ -171,12 +171,12 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path
 def test_sizes_follow_from_the_configuration():
     game = TagContinuous(num_taggers=3, num_runners=5, num_neighbors=4, turn_levels=6)
     assert game.num_agents == 8
-    assert game.obs_dim == 7 * 4 + 1
-    assert game.obs_shape == (29,)
-    assert game.layout.obs_size == 29
+    assert game.obs_dim == 7 * 4 + 7
+    assert game.obs_shape == (35,)
+    assert game.layout.obs_size == 35
     assert [field.shape for field in game.layout.fields] == [(8, 2), (8,), (8,), (8,), (8,), (21,), (7,)]
     assert game.action_space == MultiDiscrete([21, 7])
-    assert dataclasses.replace(game, num_neighbors="all").obs_dim == 7 * 7 + 1
+    assert dataclasses.replace(game, num_neighbors="all").obs_dim == 7 * 7 + 7
     assert Drift(num_pushers=4).layout.obs_size == 6
 
 

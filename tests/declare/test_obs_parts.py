@@ -139,7 +139,8 @@ def test_entities_of_the_other_particle_games(neighbors, device):
 
 
 def test_entities_of_tag(device):
-    env = gpu_vecenv.make("tag_continuous", 5, device, num_taggers=2, num_runners=3, num_neighbors="all", side=4.0)
+    few = {"num_taggers": 2, "num_runners": 3, "num_neighbors": "all", "side": 4.0}
+    env = gpu_vecenv.make("tag_continuous", 5, device, **few, egocentric=False)
     env.reset(seed=3)
     env.state["in_game"][:, 4] = False
     lists, own = entities(env, "tagger")

@@ -58,10 +58,10 @@ CASES = [
     (Sacrifice, {"num_units": 40, "limit": True}, 3, None),
     (Economy, {"num_workers": 40, "num_rates": 1, "num_clerks": 3}, 4, 64),
     ("tag_continuous", {"num_taggers": 6, "num_runners": 214}, 2, 64),  # enough to be sorted into cells
-    ("tag_continuous", {**FEW, "egocentric": True}, 17, None),
-    ("tag_continuous", {**FEW, "num_neighbors": "all", "egocentric": True}, 2, 2),
-    ("tag_continuous", {"num_taggers": 5, "num_runners": 65, "egocentric": True}, 3, 32),
-    ("tag_continuous", {"num_taggers": 6, "num_runners": 214, "egocentric": True}, 3, 64),
+    ("tag_continuous", {**FEW, "egocentric": False}, 17, None),
+    ("tag_continuous", {**FEW, "num_neighbors": "all", "egocentric": False}, 2, 2),
+    ("tag_continuous", {"num_taggers": 5, "num_runners": 65, "egocentric": False}, 3, 32),
+    ("tag_continuous", {"num_taggers": 6, "num_runners": 214, "egocentric": False}, 3, 64),
 ]
 
 

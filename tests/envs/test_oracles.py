@@ -40,19 +40,19 @@ CONTINUOUS = {
     "many tags at once": {"num_taggers": 2, "num_runners": 30, "side": 2.0, "max_steps": 12, "tagging_distance": 0.4},
 }
 CONTINUOUS |= {
-    f"egocentric, {name}": {**CONTINUOUS[name], "egocentric": True}
+    f"version 0, {name}": {**CONTINUOUS[name], "egocentric": False}
     for name in ("tags", "all neighbours", "more neighbours than agents", "tagged runners stay", "skills", "levels")
 }
 LARGE = {
     "defaults": {},
-    "egocentric": {"egocentric": True},
+    "version 0": {"egocentric": False},
     "ten thousand agents": {"num_taggers": 500, "num_runners": 9500},
 }
 CASES = [("tag_gridworld", name, 6, 300) for name in GRIDWORLDS]
 CASES += [("tag_continuous", name, 6, 200) for name in CONTINUOUS]
 CASES += [
-    ("tag_continuous", "defaults", 2, 120),
-    ("tag_continuous", "egocentric", 2, 60),
+    ("tag_continuous", "defaults", 2, 60),
+    ("tag_continuous", "version 0", 2, 120),
     pytest.param("tag_continuous", "ten thousand agents", 1, 1, marks=pytest.mark.exhaustive),
 ]
 ORACLES = {"tag_gridworld": tag_gridworld, "tag_continuous": tag_continuous}

@@ -19,12 +19,11 @@ from unittest import mock
 
 import torch
 
-from gpu_vecenv.bench.games import repeat_step
+from gpu_vecenv.bench.games import compared_game, repeat_step
 from gpu_vecenv.compile import function_manager
 from gpu_vecenv.compile.device import resolve_device
 from gpu_vecenv.engine.timing import captured, provenance, seconds
 from gpu_vecenv.engine.vec_env import VecEnv
-from gpu_vecenv.envs.registry import configure
 
 SIZES = (("tag_gridworld", 2000), ("tag_gridworld", 1_000_000), ("tag_continuous", 2000), ("cartpole", 1_000_000))
 STEPS, TURNS = 20, 5
@@ -68,9 +67,9 @@ def steps(env: VecEnv) -> Callable[[], None]:
 
 def measure(name: str, num_envs: int, device: torch.device) -> dict[str, Any]:
     """One game: microseconds of a step by each way, and of the host's part of a call."""
-    envs = {way: VecEnv(configure(name), num_envs, device, **arguments) for way, arguments in WAYS.items()}
+    envs = {way: VecEnv(compared_game(name), num_envs, device, **arguments) for way, arguments in WAYS.items()}
     with unlooked():
-        envs["no look at actions"] = VecEnv(configure(name), num_envs, device)
+        envs["no look at actions"] = VecEnv(compared_game(name), num_envs, device)
     runs = {way: steps(env) for way, env in envs.items()}
     times: dict[str, list[float]] = {way: [] for way in runs}
     for _ in range(TURNS):

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from gpu_vecenv import VecEnv
+from gpu_vecenv.bench.games import compared_game
 from gpu_vecenv.compile.device import resolve_device
 from gpu_vecenv.engine.timing import captured
-from gpu_vecenv.envs.registry import configure
 from gpu_vecenv.train.learner_kernels import LossSettings
 from gpu_vecenv.train.perceptron import GRADIENT_TILES, PerceptronKernels, TileShape
 from gpu_vecenv.train.ppo import PPOConfig, make_policy
@@ -41,7 +41,7 @@ RUNS, REPLAYS = 5, 20
 
 def random_rollout(game: str, num_envs: int, num_steps: int) -> Rollout:
     """A rollout whose samples are all active."""
-    data = Rollout(VecEnv(configure(game), num_envs, "cuda", autoreset_mode="next_step"), num_steps)
+    data = Rollout(VecEnv(compared_game(game), num_envs, "cuda", autoreset_mode="next_step"), num_steps)
     for tensor in (data.obs, data.values, data.advantages, data.returns):
         tensor.normal_()
     data.active.fill_(True)

@@ -26,9 +26,9 @@ import torch
 import gpu_vecenv.train.sequences
 import gpu_vecenv.train.trainer
 from gpu_vecenv import VecEnv
+from gpu_vecenv.bench.games import compared_game
 from gpu_vecenv.compile.device import resolve_device
 from gpu_vecenv.engine.timing import provenance
-from gpu_vecenv.envs.registry import configure
 from gpu_vecenv.train import policy_kernels
 from gpu_vecenv.train.policy_kernels import Choice, choose_kernels
 from gpu_vecenv.train.ppo import PPOConfig
@@ -107,7 +107,7 @@ WARM_UP, ITERATIONS, INTERVAL = 3, 8, 10
 def measured(game: str, values: dict[str, Any], num_envs: int, config: dict[str, Any]) -> dict[str, float]:
     """Medians of a trainer's iterations."""
     torch.cuda.reset_peak_memory_stats()
-    env = VecEnv(configure(game, **values), num_envs, "cuda")
+    env = VecEnv(compared_game(game, **values), num_envs, "cuda")
     trainer = Trainer(env, PPOConfig(total_steps=10**12, **config))
     seconds = []
 

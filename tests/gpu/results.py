@@ -46,7 +46,8 @@ from gpu_vecenv.train.trainer import Trainer
 ROOT = Path(__file__).resolve().parents[2]
 # Name of the row -> game and its configuration. The longest come first, so that the last ones fill the gaps.
 ROWS: dict[str, tuple[str, dict[str, Any]]] = {
-    "tag_continuous": ("tag_continuous", {}),
+    "tag_continuous": ("tag_continuous", {"egocentric": False}),
+    "tag_continuous-v1": ("tag_continuous", {}),
     "simple_tag": ("simple_tag", {}),
     "simple_adversary": ("simple_adversary", {}),
     "simple_spread": ("simple_spread", {}),
@@ -88,7 +89,7 @@ def make_trainer(row: str, factor: int, seed: int, device: torch.device, config:
     """As the command line makes it."""
     name, values = ROWS[row]
     game = configure(name, **values)
-    preset = dict(game.preset)
+    preset = dict(game.own_preset)
     num_envs = preset.pop("num_envs")
     preset["num_minibatches"] = preset.get("num_minibatches", PPOConfig().num_minibatches) * factor
     preset |= {} if config.total_steps is None else {"total_steps": config.total_steps}

@@ -20,9 +20,9 @@ from typing import Any
 import torch
 
 from gpu_vecenv import VecEnv
+from gpu_vecenv.bench.games import compared_game
 from gpu_vecenv.compile.device import resolve_device
 from gpu_vecenv.engine.timing import captured, provenance, seconds
-from gpu_vecenv.envs.registry import configure
 from gpu_vecenv.train.fused_rollout import RolloutTile, fused_rollout, rollout_program, rollout_tiles
 from gpu_vecenv.train.perceptron import Perceptron, perceptron_of
 from gpu_vecenv.train.policy_specs import PolicySpec, policy_of_spec, resolve_specs
@@ -77,7 +77,7 @@ def compile_tile(
     game: str, num_envs: int, config: dict[str, Any], values: dict[str, Any], roles: tuple[str, ...], k: int
 ) -> bool:
     """Compile the program of the k-th tile, for the cache; False if there is none."""
-    env = VecEnv(configure(game, **values), num_envs, resolve_device("cuda"), autoreset_mode="next_step")
+    env = VecEnv(compared_game(game, **values), num_envs, resolve_device("cuda"), autoreset_mode="next_step")
     settings, obs = PPOConfig(**config), torch.zeros(1, env.num_agents, env.layout.obs_size, device=env.device)
     specs = resolve_specs(env.game, settings, {name: PolicySpec() for name in roles} or None)
     policies = [policy_of_spec(name, spec, settings, env.game, obs) for name, spec in specs.items()]
@@ -100,7 +100,7 @@ def measured(
 ) -> dict[str, Any]:
     """Microseconds of a rollout by each way."""
     device, policies = resolve_device("cuda"), {name: PolicySpec() for name in roles} or None
-    env = VecEnv(configure(game, **(values or {})), num_envs, device)
+    env = VecEnv(compared_game(game, **(values or {})), num_envs, device)
     trainer = Trainer(env, PPOConfig(total_steps=10**12, **config), policies=policies, graphs=False)
     data, env, passes = trainer.rollout, trainer.env, trainer._forward_passes
     kernels = {name: own.kernels for name, own in zip(trainer.policies, passes, strict=True)}

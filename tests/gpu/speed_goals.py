@@ -62,7 +62,7 @@ def steps(device: torch.device) -> Iterator[Row]:
     """Sampling, step and autoreset in a captured graph."""
     bandwidth = bench_games.copy_bandwidth(device)
     for name, config, num_envs, goal, share in TICKS:
-        row = bench_games.measure(configure(name, **config), num_envs, bandwidth, device)
+        row = bench_games.measure(bench_games.compared_game(name, **config), num_envs, bandwidth, device)
         goals = {"sample_and_step_env_steps_per_s": goal or None, "step_share_of_copy_bandwidth": share}
         yield {**row, "goals": {figure: value for figure, value in goals.items() if value is not None}}
 
@@ -70,7 +70,7 @@ def steps(device: torch.device) -> Iterator[Row]:
 def sampler(device: torch.device) -> Iterator[Row]:
     """Actions from logits, against torch's own."""
     for name, num_envs in (("tag_gridworld", 2000), ("tag_continuous", 2000)):
-        env = VecEnv(configure(name), num_envs, device)
+        env = VecEnv(bench_games.compared_game(name), num_envs, device)
         env.reset(seed=1)
         own, sizes = Sampler(env), list(env.game.layout.action.head_sizes)
         logits = torch.randn((num_envs, env.num_agents, own.num_parameters), device=device)
@@ -126,7 +126,10 @@ def training(device: torch.device) -> Iterator[Row]:
             hidden_sizes=layers,
             precision=precision,
         )
-        yield {**trained(configure(name), num_envs, config, shared, device), "goals": {"agent_steps_per_s": goal}}
+        yield {
+            **trained(bench_games.compared_game(name), num_envs, config, shared, device),
+            "goals": {"agent_steps_per_s": goal},
+        }
     config = PPOConfig.a2c(total_steps=10**12, hidden_sizes=(32, 32), precision="tf32")
     row = trained(configure("tag_gridworld", **MANY), 2000, config, True, device)
     yield {**row, "how": "a2c", "goals": {}}

@@ -48,9 +48,9 @@ GAMES: tuple[tuple[Game, dict[str, Any]], ...] = (
     ("tag_continuous", FEW),
     ("tag_continuous", {**FEW, "num_neighbors": "all", "side": 2.0}),
     ("tag_continuous", {"num_taggers": 5, "num_runners": 60, "side": 3.0}),
-    ("tag_continuous", {**FEW, "egocentric": True}),
-    ("tag_continuous", {**FEW, "num_neighbors": "all", "egocentric": True}),
-    ("tag_continuous", {"num_taggers": 5, "num_runners": 60, "side": 3.0, "egocentric": True}),
+    ("tag_continuous", {**FEW, "egocentric": False}),
+    ("tag_continuous", {**FEW, "num_neighbors": "all", "egocentric": False}),
+    ("tag_continuous", {"num_taggers": 5, "num_runners": 60, "side": 3.0, "egocentric": False}),
     ("simple_spread", {"num_agents": 40}),
     ("simple_tag", {"continuous_actions": True}),
     ("simple_adversary", {}),
@@ -68,7 +68,7 @@ GAMES: tuple[tuple[Game, dict[str, Any]], ...] = (
 )
 # On a GPU: agents that are sorted into cells; then scratch that does not fit in shared memory, and agents that are more
 # than the lanes of a team.
-CROWD = ("tag_continuous", {"num_taggers": 6, "num_runners": 214, "egocentric": True})
+CROWD = ("tag_continuous", {"num_taggers": 6, "num_runners": 214})
 HUGE = ("tag_continuous", {"num_taggers": 10, "num_runners": 1500, "num_neighbors": 45})
 TICKS, MAX_STEPS = 6, 4  # every environment passes an end
 # Game, its configuration, PPO's. A learner's kernels are made for a game's agents and actions, a network, a precision.
@@ -80,7 +80,7 @@ LEARNT: tuple[tuple[Game, dict[str, Any], dict[str, Any]], ...] = (
     ("pendulum", {}, {"hidden_sizes": (1024,)}),  # too large for a block's memory: layer by layer
     ("cartpole", {}, {"hidden_sizes": (256, 256), "precision": "bfloat16"}),  # with products of our own
     ("tag_continuous", {}, {"hidden_sizes": (64, 64), "precision": "tf32"}),  # rollouts by groups of several warps
-    ("tag_continuous", {**FEW, "egocentric": True}, {"network": "entities", "hidden_sizes": (24,)}),
+    ("tag_continuous", FEW, {"network": "entities", "hidden_sizes": (24,)}),
     ("tag_continuous", FEW, {"network": "gru", "hidden_sizes": (24, 64), "precision": "tf32"}),
     ("tag_gridworld", {}, {"network": "gru", "hidden_sizes": (20,), "num_minibatches": 1}),  # padded units
     ("pendulum", {}, {"network": "gru", "hidden_sizes": (128,), "precision": "bfloat16", "shared_trunk": False}),

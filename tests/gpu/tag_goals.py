@@ -114,9 +114,9 @@ ROWS = {
     "tag_gridworld": Row(
         "tag_gridworld", {}, {"total_steps": 2_000_000}, 16, 1000, (at_least("random", 0.97), at_least("flee", 0.85))
     ),
-    "tag_continuous": Row("tag_continuous", {"egocentric": True}, {}, 8, 200, CONTINUOUS_GOALS),
+    "tag_continuous": Row("tag_continuous", {}, {}, 8, 200, CONTINUOUS_GOALS),
     # Of the picture.
-    "tag_continuous-5": Row("tag_continuous", {"egocentric": True, "num_taggers": 5}, {}, 8, 200, CONTINUOUS_GOALS),
+    "tag_continuous-5": Row("tag_continuous", {"num_taggers": 5}, {}, 8, 200, CONTINUOUS_GOALS),
 }
 
 

@@ -54,7 +54,7 @@ class TagContinuousOracle:
         max_turn=2.356,
         turn_levels=20,
         num_neighbors=10,
-        egocentric=False,
+        egocentric=True,
         tagging_distance=0.02,
         tag_reward=10,
         tag_penalty=-10,

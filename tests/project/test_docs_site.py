@@ -77,7 +77,7 @@ def test_the_tables_of_observations_count_every_number(game_pages: Any, name: st
 def test_places_in_an_observation_follow_each_other(game_pages: Any) -> None:
     page = game_pages.page("tag_continuous", RULES)
     places = re.findall(r"^\| (\d+)(?: … (\d+))?[^|]*\|", page.partition("**Observation**")[2], re.MULTILINE)
-    assert (places[0], places[7]) == (("0", "9"), ("70", ""))
+    assert (places[0], places[7]) == (("0", "9"), ("70", "71"))
     assert [int(after[0]) for after in places[1:8]] == [int(before[1]) + 1 for before in places[:7]]
 
 

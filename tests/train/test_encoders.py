@@ -344,8 +344,8 @@ def test_a_policy_does_not_depend_on_the_order_of_entities(device):
     policy: Policy = make_policy(game, ["tagger"], config, None, torch.device(device))
     randomized(policy.network)
     entities = policy.view.obs_parts.entities[0]
-    rows = torch.randn(40, 50)
-    rows[:, [c[6] for c in entities.columns]] = (torch.rand(40, 7) < 0.5).float()
+    rows = torch.randn(40, game.obs_dim)
+    rows[:, [c[entities.presence] for c in entities.columns]] = (torch.rand(40, 7) < 0.5).float()
     assert policy.obs_normalizer is not None
     everyone = torch.ones(40, dtype=torch.bool).to(device)
     policy.obs_normalizer.update_from_moments(policy.obs_normalizer.moments(rows.to(device), everyone))

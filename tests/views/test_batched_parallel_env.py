@@ -411,7 +411,7 @@ def test_attributes_are_those_of_directmarlenv(device):
     assert env.unwrapped is env
     assert env.device == torch.device(env.vec_env.device) and env.device.type == device
     assert (env.num_envs, env.num_agents, env.max_num_agents, env.max_episode_length) == (6, 110, 110, 9)
-    assert env.metadata["name"] == "tag_continuous_v0"
+    assert env.metadata["name"] == "tag_continuous_v1"
     assert env.render_mode is None and env.render() is None
     assert not isinstance(env, gpu_vecenv.Env) and "PettingZoo" not in str(type(env).__mro__)
     env.reset(seed=1)

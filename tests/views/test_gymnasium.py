@@ -60,7 +60,7 @@ def as_numpy(value):
 
 
 def test_every_game_has_its_id():
-    assert IDS["tag_continuous"] == "gpu_vecenv/TagContinuous-v0"
+    assert IDS["tag_continuous"] == "gpu_vecenv/TagContinuous-v1"
     assert {"gpu_vecenv/CartPole-v1", "gpu_vecenv/MountainCarContinuous-v0"} <= set(IDS.values())
     assert set(IDS.values()) < set(ALL_IDS) <= set(gymnasium.registry)
 

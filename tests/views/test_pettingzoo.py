@@ -50,7 +50,7 @@ CONTINUOUS = [name for name in MULTI if "continuous_actions" in GAMES[name].__da
 UNMASKED = [
     *((name, SMALL.get(name, {})) for name in MULTI),
     *((name, {}) for name in SMALL),
-    ("tag_continuous", {**TAG, "egocentric": True}),
+    ("tag_continuous", {**TAG, "egocentric": False}),
     *((name, {"continuous_actions": True}) for name in CONTINUOUS),
     (Race, {}),
     (Sacrifice, {"num_units": 3, "max_steps": 6}),

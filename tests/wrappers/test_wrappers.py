@@ -1449,7 +1449,7 @@ def test_episode_statistics_are_those_of_the_engine(mode, device):
 def test_an_agent_that_leaves_early_has_one_episode(mode, device):
     """Its row ends twice, as the vector environment tells it, and has no transitions between the two."""
     arguments = {"max_steps": 9, "num_taggers": 3, "num_runners": 4, "side": 2.0, "tagging_distance": 0.2}
-    name = "gpu_vecenv/TagContinuous-v0"
+    name = "gpu_vecenv/TagContinuous-v1"
     inner = gymnasium.make_vec(name, num_envs=20, autoreset_mode=mode, device=device, **arguments)
     env = ours.NormalizeObservation(ours.RecordEpisodeStatistics(inner, 10**5))
     env.reset(seed=1)
