@@ -1,4 +1,4 @@
-"""Evaluations at the end of training, of each pairing of trained and random roles, and their tables."""
+"""Evaluations at the end of training, of each trained role against fixed opponents, and their tables."""
 
 from __future__ import annotations
 
@@ -13,24 +13,26 @@ from gpu_vecenv.declare.env import Env
 from gpu_vecenv.errors import counted
 from gpu_vecenv.escapes import printable
 from gpu_vecenv.progress import OnProgress, no_progress, part
+from gpu_vecenv.train.evaluation import RolePolicy, evaluate
+from gpu_vecenv.train.fixed_opponents import FixedOpponents
 from gpu_vecenv.train.trainer import Trainer
 
 ALL_RANDOM, ALL_TRAINED = "all random", "all trained"
 Results: TypeAlias = Mapping[str, Mapping[str, float]]  # pairing -> what ``evaluate`` returns
 
 
-def evaluations(trainer: Trainer, episodes: int, on_progress: OnProgress = no_progress) -> dict[str, dict[str, float]]:
-    """Evaluations with all roles random, with each single role trained, and with all roles trained."""
-    roles = list(trainer.env.game.layout.roles)
-    pairings: dict[str, Sequence[str]] = {ALL_RANDOM: roles}
-    if len(roles) > 1:
-        for role in roles:
-            others = [other for other in roles if other != role]
-            pairings[f"{role} trained"] = others
-    pairings[ALL_TRAINED] = []
+def evaluations(
+    trainer: Trainer, opponents: FixedOpponents, episodes: int, on_progress: OnProgress = no_progress
+) -> dict[str, dict[str, float]]:
+    """Evaluations with all roles random, of each match against a fixed opponent, and with all roles trained."""
+    pairings: dict[str, Mapping[str, RolePolicy]] = {
+        ALL_RANDOM: trainer.role_policies(list(trainer.env.game.layout.roles))
+    }
+    pairings |= {match.name: opponents.role_policies(match) for match in opponents.matches if opponents.replaces(match)}
+    pairings[ALL_TRAINED] = trainer.role_policies()
     return {
-        name: trainer.evaluate(episodes, random_roles=random, on_progress=part(on_progress, index, len(pairings), name))
-        for index, (name, random) in enumerate(pairings.items())
+        name: evaluate(trainer.env, actors, episodes, on_progress=part(on_progress, index, len(pairings), name))
+        for index, (name, actors) in enumerate(pairings.items())
     }
 
 
@@ -43,11 +45,11 @@ def evaluation_table(game: Env, results: Results, note: str = "") -> Table:
 
 
 def mean_and_worst(game: Env, results: Sequence[Results]) -> dict[str, dict[str, dict[str, float]]]:
-    """Pairing -> {"mean": all metrics, "worst": the lowest return of each role} over runs that differ in the seed."""
+    """Pairing -> {"mean": all metrics, "worst": the lowest of each role} over runs that differ in the seed."""
     summary = {}
     for name, first in results[0].items():
         of_all = {metric: [result[name][metric] for result in results] for metric in first}
-        returns = [f"return_{role}" for role in game.layout.roles]
+        returns = [f"{start}_{role}" for role in game.layout.roles for start in ("return", "worst_return")]
         summary[name] = {
             "mean": {metric: statistics.fmean(values) for metric, values in of_all.items()},
             "worst": {metric: min(of_all[metric]) for metric in returns},
@@ -64,8 +66,7 @@ def seeds_table(game: Env, results: Mapping[int, Results], note: str = "") -> Ta
                 table.add_row(Text(printable(name)), str(seed), *_cells(game, result[name]))
         table.add_row(Text(printable(name)), "mean", *_cells(game, summary["mean"]))
         if name != ALL_RANDOM:
-            returns = [f"{value:.2f}" for value in summary["worst"].values()]
-            table.add_row(Text(printable(name)), "worst", "", "", *returns)
+            table.add_row(Text(printable(name)), "worst", "", "", *_returns(game, summary["worst"]))
         table.add_section()
     return table
 
@@ -80,11 +81,21 @@ def _table(game: Env, results: Results, note: str, *labels: str) -> Table:
     table = Table(title=Text(printable(title)))
     for label in labels:
         table.add_column(label, no_wrap=True)
-    for heading in (game.termination_label, "steps", *(f"return, {role}" for role in game.layout.roles)):
+    for heading in (game.termination_label, "steps", *_headings(game)):
         table.add_column(Text(printable(heading)), justify="right")
     return table
 
 
 def _cells(game: Env, metrics: Mapping[str, float]) -> list[str]:
-    returns = [f"{metrics[f'return_{role}']:.2f}" for role in game.layout.roles]
-    return [f"{metrics['terminated_fraction']:.1%}", f"{metrics['episode_length']:.1f}", *returns]
+    return [f"{metrics['terminated_fraction']:.1%}", f"{metrics['episode_length']:.1f}", *_returns(game, metrics)]
+
+
+def _headings(game: Env) -> list[str]:
+    """Of ``_returns``."""
+    return [f"{start}, {role}" for role in game.layout.roles for start in ("mean", "worst")]
+
+
+def _returns(game: Env, metrics: Mapping[str, float]) -> list[str]:
+    """Of each role the mean return and the lowest of an episode."""
+    names = [f"{start}_{role}" for role in game.layout.roles for start in ("return", "worst_return")]
+    return [f"{metrics[name]:.2f}" for name in names]

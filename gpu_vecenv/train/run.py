@@ -21,6 +21,7 @@ from gpu_vecenv.escapes import printable
 from gpu_vecenv.progress import OnProgress, ProgressDisplay, line_interval, no_progress, part
 from gpu_vecenv.train.checkpoint import BEST, CHECKPOINTS
 from gpu_vecenv.train.distributed import World
+from gpu_vecenv.train.evaluation_log import EVALUATIONS_FILE
 from gpu_vecenv.train.evaluation_tables import Results, evaluation_table, mean_and_worst, seeds_table
 from gpu_vecenv.train.host_kernels import HostKernels
 from gpu_vecenv.train.parallel_trainers import ParallelTrainers
@@ -40,7 +41,7 @@ from gpu_vecenv.train.trainer import Trainer
 
 __all__ = ["RunConfig", "run", "run_seeds"]
 
-NOTE = "other roles act randomly"
+NOTE = "mean and worst return of an episode"
 LISTED = 8  # names of policies in a line
 
 
@@ -265,6 +266,7 @@ def _write_results(one: Run, console: Console) -> None:
             "checkpoint": str(one.checkpoint),
             "best checkpoint": "none" if chosen.best is None else best,
             "evaluation": str(one.folder / EVALUATION_FILE),
+            "evaluations": str(one.folder / EVALUATIONS_FILE) if one.selection.results else "none in training",
             "metrics": str(one.folder / METRICS_FILE),
         },
         to_watch=one.folder,

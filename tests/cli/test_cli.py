@@ -69,8 +69,8 @@ def newest(run):
     return load_checkpoint(max((run / "checkpoints").glob("iteration-*")))
 
 
-def read_log(run):
-    with (run / "metrics.csv").open(newline="") as file:
+def read_log(run, name="metrics.csv"):
+    with (run / name).open(newline="") as file:
         return list(csv.DictReader(file))
 
 
@@ -220,12 +220,17 @@ def test_train_leaves_curve_checkpoint_metrics_and_evaluation(game, options, com
     assert (code, errors) == (0, [])
     folder = tmp_path / "here" / "run"
     assert os.listdir(tmp_path) == ["here"]
-    files = {"evaluation.json", "learning_curve.png", "metrics.csv"}
+    files = {"evaluation.json", "evaluations.csv", "learning_curve.png", "metrics.csv"}
     for name in (*files, "checkpoints/iteration-00000009.safetensors"):
         assert f"here/run/{name}" in output
     assert re.search(r"^to watch it +gpu-vecenv replay record here/run$", output, re.MULTILINE)
     assert set(os.listdir(folder)) == {*files, "settings.json", "checkpoints", "tensorboard", ".lock"}
-    assert sorted(os.listdir(folder / "checkpoints")) == ["best.safetensors", "iteration-00000009.safetensors"]
+    assert sorted(os.listdir(folder / "checkpoints")) == [
+        "best.safetensors",
+        "initial.safetensors",
+        "iteration-00000000.safetensors",
+        "iteration-00000009.safetensors",
+    ]
 
     rows = read_log(folder)
     assert [int(row["iteration"]) for row in rows] == list(range(1, 10))
@@ -248,8 +253,12 @@ def test_train_leaves_curve_checkpoint_metrics_and_evaluation(game, options, com
     assert load_checkpoint(folder / "checkpoints" / "best.safetensors")[1] == manifest  # there is no other
 
     results = json.loads((folder / "evaluation.json").read_text())
-    assert list(results) == ["all random", "tagger trained", "runner trained", "all trained"]
+    kinds = ("random", "still", "initial") if game == "tag_gridworld" else ("random", "initial")  # which has a no-op
+    against = [f"{role} against {name}" for role in ("tagger", "runner") for name in kinds]
+    assert list(results) == ["all random", *against, "all trained"]
     assert all(name in output for name in results)
+    evaluations = read_log(folder, "evaluations.csv")
+    assert [f"{row['role']} against {row['opponent']}" for row in evaluations] == against
     for metrics in results.values():
         assert metrics["episodes"] == 5 and 0 <= metrics["terminated_fraction"] <= 1
         assert 1 <= metrics["episode_length"] <= 13
