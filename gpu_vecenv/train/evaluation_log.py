@@ -10,7 +10,6 @@ from pathlib import Path
 from gpu_vecenv.files import replace_file
 from gpu_vecenv.train.selection import MatchResult
 
-EVALUATIONS_FILE = "evaluations.csv"
 COLUMNS = ("iteration", "env_steps", "seconds", *MatchResult._fields)
 
 

@@ -14,10 +14,11 @@ from gpu_vecenv.errors import counted
 from gpu_vecenv.escapes import printable
 from gpu_vecenv.progress import OnProgress, no_progress, part
 from gpu_vecenv.train.evaluation import RolePolicy, evaluate
+from gpu_vecenv.train.evaluation_curves import ALL_RANDOM
 from gpu_vecenv.train.fixed_opponents import FixedOpponents
 from gpu_vecenv.train.trainer import Trainer
 
-ALL_RANDOM, ALL_TRAINED = "all random", "all trained"
+ALL_TRAINED = "all trained"
 Results: TypeAlias = Mapping[str, Mapping[str, float]]  # pairing -> what ``evaluate`` returns
 
 

@@ -18,7 +18,8 @@ from gpu_vecenv.files import replace_file
 from gpu_vecenv.progress import OnProgress
 from gpu_vecenv.train.checkpoint import CHECKPOINTS, INITIAL_CHECKPOINT, CheckpointFolder, load_checkpoint
 from gpu_vecenv.train.distributed import World
-from gpu_vecenv.train.evaluation_log import EVALUATIONS_FILE, EvaluationLog
+from gpu_vecenv.train.evaluation_curves import EVALUATION_FILE, EVALUATIONS_FILE
+from gpu_vecenv.train.evaluation_log import EvaluationLog
 from gpu_vecenv.train.evaluation_tables import evaluations
 from gpu_vecenv.train.fixed_opponents import INITIAL, KINDS, FixedOpponents, parsed_scripts
 from gpu_vecenv.train.logger import RunLog
@@ -26,7 +27,7 @@ from gpu_vecenv.train.plots import plot_runs
 from gpu_vecenv.train.selection import Selection, SelectionState
 from gpu_vecenv.train.trainer import Trainer
 
-CURVE_FILE, EVALUATION_FILE = "learning_curve.png", "evaluation.json"
+CURVE_FILE = "learning_curve.png"
 SETTINGS = "settings.json"  # what the command line was given that is neither the game's nor the policies'
 SEEDS_FILE = "seeds.json"  # in the folder of several runs: their seeds
 LOCK_FILE = ".lock"  # locked by the process that trains in the folder; the file itself stays and means nothing
@@ -174,7 +175,7 @@ class Run:
         """Evaluate, and write the evaluation and the learning curve; the evaluation, and whether there is a curve."""
         results = evaluations(self.trainer, self.selection.opponents, self.config.episodes, on_progress)
         write_json(self.folder / EVALUATION_FILE, results)
-        return results, plot_runs([self.folder], self.folder / CURVE_FILE)
+        return results, plot_runs([self.folder], self.folder / CURVE_FILE, x="both")
 
     def close(self) -> None:
         """Release the memory of evaluations during training."""

@@ -223,7 +223,8 @@ def test_wrong_opponents_are_refused(script):
 def test_scripts_on_the_command_line_are_found_again_from_another_folder(script, tmp_path, monkeypatch):
     from gpu_vecenv.cli.main import main
 
-    options = "tag_gridworld --num-envs 4 --num-steps 4 --num-minibatches 2 --hidden-sizes 8 --max-steps 5 --device cpu --episodes 2"
+    options = "tag_gridworld --num-envs 4 --num-steps 4 --num-minibatches 2 --hidden-sizes 8 --max-steps 5"
+    options += " --device cpu --episodes 2"
     options += " --checkpoint-seconds 0 --best-interval 0 --best-episodes 2 --total-steps 32 --eval-opponents random"
     monkeypatch.chdir(tmp_path)
     assert main(["train", *options.split(), "--eval-scripts", f"runner={script.name}:right", "--out", "run"]) == 0
