@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
@@ -16,9 +17,11 @@ from gpu_vecenv.progress import OnProgress, no_progress, part
 from gpu_vecenv.train.evaluation import RolePolicy, evaluate
 from gpu_vecenv.train.evaluation_curves import ALL_RANDOM
 from gpu_vecenv.train.fixed_opponents import FixedOpponents
+from gpu_vecenv.train.seed_statistics import bootstrap_interval
 from gpu_vecenv.train.trainer import Trainer
 
 ALL_TRAINED = "all trained"
+SEED_STATISTICS = {"IQM": "interquartile_mean", "IQM, low": "interval_low", "IQM, high": "interval_high"}
 Results: TypeAlias = Mapping[str, Mapping[str, float]]  # pairing -> what ``evaluate`` returns
 
 
@@ -45,29 +48,46 @@ def evaluation_table(game: Env, results: Results, note: str = "") -> Table:
     return table
 
 
-def mean_and_worst(game: Env, results: Sequence[Results]) -> dict[str, dict[str, dict[str, float]]]:
-    """Pairing -> {"mean": all metrics, "worst": the lowest of each role} over runs that differ in the seed."""
+def summary_of_seeds(game: Env, results: Sequence[Results]) -> dict[str, dict[str, dict[str, float]]]:
+    """Pairing -> statistic -> metric -> value, over runs that differ in the seed.
+
+    "mean" is of all metrics; "worst", the lowest, "interquartile_mean" and the bounds of its 95 % interval, see
+    ``bootstrap_interval``, "interval_low" and "interval_high", are of returns. Those of numbers that are not finite are
+    left out.
+    """
     summary = {}
     for name, first in results[0].items():
         of_all = {metric: [result[name][metric] for result in results] for metric in first}
-        returns = [f"{start}_{role}" for role in game.layout.roles for start in ("return", "worst_return")]
+        lowest = [f"{start}_{role}" for role in game.layout.roles for start in ("return", "worst_return")]
+        returns = [f"return_{role}" for role in game.layout.roles]
+        intervals = {
+            metric: bootstrap_interval(of_all[metric]) for metric in returns if all(map(math.isfinite, of_all[metric]))
+        }
         summary[name] = {
             "mean": {metric: statistics.fmean(values) for metric, values in of_all.items()},
-            "worst": {metric: min(of_all[metric]) for metric in returns},
+            "worst": {metric: min(of_all[metric]) for metric in lowest},
+            "interquartile_mean": {metric: interval.value for metric, interval in intervals.items()},
+            "interval_low": {metric: interval.low for metric, interval in intervals.items()},
+            "interval_high": {metric: interval.high for metric, interval in intervals.items()},
         }
     return summary
 
 
 def seeds_table(game: Env, results: Mapping[int, Results], note: str = "") -> Table:
-    """Results by seed, with mean and worst. Where all roles act randomly, all seeds are the same: a row for all."""
+    """Results by seed, with mean, worst and interquartile mean with its 95 % interval.
+
+    Where all roles act randomly, all seeds are the same: a row for all.
+    """
     table = _table(game, next(iter(results.values())), note, "policies", "seed")
-    for name, summary in mean_and_worst(game, list(results.values())).items():
+    for name, summary in summary_of_seeds(game, list(results.values())).items():
         if name != ALL_RANDOM:
             for seed, result in results.items():
                 table.add_row(Text(printable(name)), str(seed), *_cells(game, result[name]))
         table.add_row(Text(printable(name)), "mean", *_cells(game, summary["mean"]))
         if name != ALL_RANDOM:
             table.add_row(Text(printable(name)), "worst", "", "", *_returns(game, summary["worst"]))
+            for label, statistic in SEED_STATISTICS.items():
+                table.add_row(Text(printable(name)), label, "", "", *_returns(game, summary[statistic]))
         table.add_section()
     return table
 
@@ -97,6 +117,6 @@ def _headings(game: Env) -> list[str]:
 
 
 def _returns(game: Env, metrics: Mapping[str, float]) -> list[str]:
-    """Of each role the mean return and the lowest of an episode."""
+    """Of each role the mean return and the lowest of an episode; empty where there is none."""
     names = [f"{start}_{role}" for role in game.layout.roles for start in ("return", "worst_return")]
-    return [f"{metrics[name]:.2f}" for name in names]
+    return [f"{metrics[name]:.2f}" if name in metrics else "" for name in names]

@@ -22,7 +22,7 @@ from gpu_vecenv.progress import OnProgress, ProgressDisplay, line_interval, no_p
 from gpu_vecenv.train.checkpoint import BEST, CHECKPOINTS
 from gpu_vecenv.train.distributed import World
 from gpu_vecenv.train.evaluation_curves import EVALUATION_FILE, EVALUATIONS_FILE
-from gpu_vecenv.train.evaluation_tables import Results, evaluation_table, mean_and_worst, seeds_table
+from gpu_vecenv.train.evaluation_tables import Results, evaluation_table, seeds_table, summary_of_seeds
 from gpu_vecenv.train.host_kernels import HostKernels
 from gpu_vecenv.train.parallel_trainers import ParallelTrainers
 from gpu_vecenv.train.plots import METRICS_FILE, plot_runs
@@ -279,7 +279,7 @@ def _write_results_of_seeds(runs: Sequence[Run], folder: Path, console: Console)
             seed = one.trainer.seed
             results[seed], _ = one.write_results(part(on_progress, index, len(runs), f"seed {seed}"))
     game = runs[0].trainer.env.game
-    summary = mean_and_worst(game, list(results.values()))
+    summary = summary_of_seeds(game, list(results.values()))
     write_json(folder / EVALUATION_FILE, {"seeds": {str(seed): found for seed, found in results.items()}} | summary)
     drawn = plot_runs([one.folder for one in runs], folder / CURVE_FILE, x="both")
     console.print(seeds_table(game, results, NOTE))

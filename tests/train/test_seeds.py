@@ -13,6 +13,7 @@ from gpu_vecenv.cli.main import main
 from gpu_vecenv.errors import ConfigError, NonFiniteError
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.run import RunConfig, run, run_seeds
+from gpu_vecenv.train.seed_statistics import bootstrap_interval
 from gpu_vecenv.train.trainer import Trainer
 
 SEEDS = (3, 4, 5)
@@ -64,6 +65,9 @@ def test_beside_the_runs_are_their_seeds_the_curve_and_the_evaluation_of_all(run
         assert summary["mean"]["return_tagger"] == pytest.approx(sum(returns) / len(returns), abs=1e-9)
         assert summary["worst"]["return_tagger"] == min(returns)
         assert set(summary["worst"]) == {f"{s}return_{r}" for r in ("tagger", "runner") for s in ("", "worst_")}
+        interval = bootstrap_interval(returns)
+        names = ("interquartile_mean", "interval_low", "interval_high")
+        assert tuple(summary[statistic]["return_tagger"] for statistic in names) == interval
         assert summary["worst"]["worst_return_tagger"] == min(one[name]["worst_return_tagger"] for one in each.values())
     assert list(found) == ["all random", *PAIRINGS, "all trained"]
 
@@ -86,6 +90,7 @@ def test_the_table_and_the_progress_tell_of_all_seeds(command, monkeypatch, devi
     for pairing in pairings:
         ones = [by_row[pairing, seed] for seed in ("0", "1")]
         assert by_row[pairing, "worst"] == min(ones)
+        assert re.search(rf"^│ {pairing}\s*│ IQM, low ", output, re.MULTILINE)
         assert by_row[pairing, "mean"] == pytest.approx(sum(ones) / 2, abs=0.01)  # printed with two digits
 
 
