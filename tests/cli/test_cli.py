@@ -1144,6 +1144,7 @@ def test_evaluate_prints_json(trained, command):
     wanted = {"game": "tag_gridworld", "run": str(trained), "greedy": False, **played(trained, 20, 20)}
     assert said == wanted
     metrics = {"episodes", "episode_length", "terminated_fraction", "return_tagger", "return_runner"}
+    metrics |= {"worst_return_tagger", "worst_return_runner"}
     assert set(said) == {"game", "run", "greedy"} | metrics
 
 
@@ -1157,7 +1158,8 @@ def test_evaluate_prints_the_table_of_train(trained, command, monkeypatch):
         f"tag_gridworld: 20 episodes, {metrics['distinct_episodes']} distinct episodes; most likely actions; "
         "runner=random",
         "the runner was caught",
-        "return, tagger",
+        "mean, tagger",
+        "worst, tagger",
     ]
     words += [f"{metrics['terminated_fraction']:.1%}", f"{metrics['return_tagger']:.2f}", trained.name]
     assert [word for word in words if word not in output] == []

@@ -156,7 +156,8 @@ def test_the_initial_opponent_is_that_of_the_checkpoint_after_a_resume(tmp_path)
         if own_weights:
             for policy in trainer.policies.values():
                 for parameter in policy.parameters():
-                    parameter.data += 1
+                    values = torch.linspace(-3, 3, parameter.numel())  # choices that are far from even
+                    parameter.data.copy_(values.view_as(parameter))
         run(trainer, tmp_path / folder, config, resume=True)
     alone, other = (evaluation_rows(tmp_path / folder) for folder in ("alone", "other"))
     assert alone == other and [row["iteration"] for row in alone[::6]] == ["1", "2", "3", "4"]

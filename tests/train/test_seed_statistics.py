@@ -27,20 +27,19 @@ def test_an_interquartile_mean_leaves_out_a_quarter_at_each_end(scores, expected
 
 
 def test_a_stratified_bootstrap_draws_seeds_of_each_task_by_itself():
-    """Two seeds of two tasks have 16 samples of equal probability, whose interquartile means are a distribution.
+    """Two seeds of two tasks have 16 samples of equal probability: interquartile means 0 (5 of them), 5 (6), 10 (5).
 
-    With seeds drawn for all tasks at once there would be 4, and none with the mean of scores 0, 0, 30, 30.
+    With seeds drawn for all tasks at once all means would be 5.
     """
-    scores = np.array([[0.0, 10.0], [4.0, 30.0]])
+    scores = np.array([[0.0, 10.0], [10.0, 0.0]])
     samples = []
     for a, b, c, d in itertools.product((0, 1), repeat=4):
         ordered = sorted([scores[a, 0], scores[b, 0], scores[c, 1], scores[d, 1]])
         samples.append(fmean(ordered[1:3]))
-    for confidence in (7 / 16, 11 / 16, 15 / 16):
-        found = bootstrap_interval(scores, confidence=confidence, repetitions=20_000)
-        # Atoms have multiples of 1/16, and bounds lie at odd multiples of 1/32: never at an edge, so they are exact.
-        expected = np.quantile(np.repeat(samples, 1250), [(1 - confidence) / 2, (1 + confidence) / 2])
-        assert [found.low, found.high] == pytest.approx(expected, abs=1e-12)
+    assert sorted(samples) == [0.0] * 5 + [5.0] * 6 + [10.0] * 5
+    # Bounds at 1/4 and 3/4, 7/16 and 9/16: a sixteenth or more from the ends of these, so that they are exact.
+    for confidence, expected in ((1 / 2, (5, 0, 10)), (1 / 8, (5, 5, 5))):
+        assert bootstrap_interval(scores, confidence=confidence, repetitions=20_000) == expected
 
 
 def test_an_interval_is_a_function_of_its_arguments():
