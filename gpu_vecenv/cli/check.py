@@ -25,12 +25,12 @@ from gpu_vecenv.cli.options import (
     GameT,
     NoGame,
     check_option_names,
-    imported,
     named_game,
     with_parameter,
 )
 from gpu_vecenv.declare.config import check_fields, param, parse_json_object
 from gpu_vecenv.engine.arguments import MODES
+from gpu_vecenv.envs.importing import imported
 from gpu_vecenv.envs.registry import GAME_FILE
 from gpu_vecenv.errors import ConfigError, EnvDefinitionError
 from gpu_vecenv.files import check_output, replace_file

@@ -14,9 +14,10 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from gpu_vecenv.cli.options import PROGRAM, DeviceOptions, imported, load_run_policy
+from gpu_vecenv.cli.options import PROGRAM, DeviceOptions, load_run_policy
 from gpu_vecenv.declare.config import check_fields, param
 from gpu_vecenv.engine.vec_env import VecEnv
+from gpu_vecenv.envs.importing import imported
 from gpu_vecenv.errors import ConfigError, counted
 from gpu_vecenv.escapes import printable
 from gpu_vecenv.files import check_output, replace_file

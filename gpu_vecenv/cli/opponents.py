@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from gpu_vecenv.cli.evaluate import load_other_run
-from gpu_vecenv.cli.options import absolute, imported
 from gpu_vecenv.declare.config import check_fields, param
 from gpu_vecenv.declare.env import Env
+from gpu_vecenv.envs.importing import absolute, imported
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.evaluation import RolePolicy
 from gpu_vecenv.train.opponents_config import MEMBERS, Opponent, OpponentsConfig, Sampling

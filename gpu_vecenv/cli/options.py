@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +13,8 @@ from tyro.conf import Positional
 
 from gpu_vecenv.compile.device import resolve_device
 from gpu_vecenv.declare.env import Env
-from gpu_vecenv.envs.registry import GAME_FILE, find_game, load_game, module_of_file
-from gpu_vecenv.errors import ConfigError, UnknownGameError, nearest
+from gpu_vecenv.envs.registry import GAME_FILE, find_game, load_game
+from gpu_vecenv.errors import ConfigError, UnknownGameError
 from gpu_vecenv.train.game_policy import GamePolicy, load_policy
 
 PROGRAM = "gpu-vecenv"
@@ -74,42 +72,6 @@ def named_game(arguments: Sequence[str]) -> type[Env] | None:
 def game_class(name: str) -> type[Env]:
     """The registered game of that name, or the one declared in a file, which is imported and registered."""
     return load_game(name) if GAME_FILE.fullmatch(name) else find_game(name)
-
-
-def imported(option: str, text: str) -> Any:
-    """The object that ``module:name`` or ``file.py:name`` names; the module or file is imported, and so runs.
-
-    The folder of a file, and for a module the working directory, are appended to ``sys.path``.
-
-    Raises:
-        ConfigError: The text has another form, there is no such module, file or name, or importing it fails.
-    """
-    source, colon, name = text.rpartition(":")
-    if not colon or not source or not name:
-        raise ConfigError(f"{option} is {text!r}; expected module:name or file.py:name")
-    if source.endswith(".py"):
-        if not (path := Path(source).resolve()).is_file():
-            raise ConfigError(f"{option} is {text!r}: there is no file {path}")
-        module = module_of_file(path)
-    else:
-        if (folder := str(Path.cwd())) not in sys.path:
-            sys.path.append(folder)
-        try:
-            module = importlib.import_module(source)
-        except Exception as error:  # a module that is run may raise anything
-            raise ConfigError(f"{option} is {text!r}: {type(error).__name__}: {error}") from error
-    found: Any = module
-    for part in name.split("."):
-        if not hasattr(found, part):
-            raise ConfigError(f"{option} is {text!r}: {source} has no {name!r}; {nearest(part, vars(found))}")
-        found = getattr(found, part)
-    return found
-
-
-def absolute(text: str) -> str:
-    """``file.py:name`` with the file's whole path, so that ``imported`` finds it from another folder too."""
-    source, _, name = text.rpartition(":")
-    return f"{Path(source).resolve()}:{name}" if source.endswith(".py") else text
 
 
 def check_option_names(command: type, *parts: type) -> None:

@@ -22,7 +22,7 @@ class Plot(Command):
     runs: tyro.conf.Positional[Annotated[tuple[Path, ...], tyro.conf.arg(metavar="RUN...")]]  # folders of runs
     out: Path = Path("curves.png")  # the figure, PNG or SVG
     metrics: tuple[str, ...] = ()  # columns of metrics.csv; default: returns and episode lengths
-    x: Literal["env_steps", "seconds"] = "env_steps"  # the horizontal axis
+    x: Literal["env_steps", "seconds", "both"] = "env_steps"  # the horizontal axis; both: side by side
     smooth: int = param(1, low=1)  # window of the running mean, in iterations
 
     def __post_init__(self) -> None:

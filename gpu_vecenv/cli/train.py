@@ -24,10 +24,8 @@ from gpu_vecenv.cli.options import (
     GameT,
     NoGame,
     OptionalGameName,
-    absolute,
     check_option_names,
     game_class,
-    imported,
     named_game,
     with_parameter,
 )
@@ -35,13 +33,16 @@ from gpu_vecenv.compile.device import resolve_device
 from gpu_vecenv.declare.config import check_fields, param
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.vec_env import VecEnv
+from gpu_vecenv.envs.importing import absolute, imported
 from gpu_vecenv.envs.registry import find_game, stored_configuration
 from gpu_vecenv.errors import CheckpointVersionError, ConfigError, UnknownGameError
 from gpu_vecenv.files import check_output
 from gpu_vecenv.train.capacity import max_num_envs_that_fit
 from gpu_vecenv.train.checkpoint import CHECKPOINTS, CheckpointFolder
 from gpu_vecenv.train.distributed import World, process_group
+from gpu_vecenv.train.fixed_opponents import parsed_scripts
 from gpu_vecenv.train.learner_config import LearnerConfig
+from gpu_vecenv.train.opponents_config import RANDOM
 from gpu_vecenv.train.policy import Policy
 from gpu_vecenv.train.policy_specs import RUN_WIDE_KEYS, PolicySpec, Sharing, names_of_policies, resolve_specs
 from gpu_vecenv.train.ppo import MAPPO, PPOConfig
@@ -130,12 +131,13 @@ class Train(DeviceOptions, Generic[GameT, ConfigT]):
             how: dict[str, Any] = {"reward": reward, "graphs": self.graphs, "policies": specs}
             how["opponents"] = self.opposition.config(game)
             trainers = [Trainer(make_env(), self.learner, seed=seed, **how) for seed in seeds]
-            make_selection(trainers[0], self.run)  # raises for a wrong name before anything is written
+            make_selection(trainers[0], self.run)  # raises for wrong names before anything is written
             folder = self.out or _new_folder(game.name())
             settings = {"format": RUN_FORMAT, "game": game.name(), "device": self.device, "graphs": self.graphs}
             settings["reward"] = None if self.reward is None else absolute(self.reward)
             settings["opponents"] = self.opposition.settings()
-            settings["run"] = dataclasses.asdict(self.run)
+            scripts = tuple(f"{script.agents}={script.source}" for script in parsed_scripts(self.run.eval_scripts))
+            settings["run"] = dataclasses.asdict(dataclasses.replace(self.run, eval_scripts=scripts))
             if self.seeds is None:
                 return run(trainers[0], folder, self.run, settings=settings)
             return run_seeds(trainers, folder, self.run, settings=settings)
@@ -336,7 +338,8 @@ def _read_settings(folder: Path) -> tuple[dict[str, Any], RunConfig]:
         }
         if wrong := [key for key, kind in kinds.items() if not isinstance(settings[key], kind)]:
             raise ConfigError(f"{', '.join(wrong)} has the wrong type")
-        return settings, RunConfig(**settings["run"])
+        # Runs of versions that had no other fixed opponents.
+        return settings, RunConfig(**{"eval_opponents": (RANDOM,), **settings["run"]})
     except CheckpointVersionError:
         raise
     except (AttributeError, LookupError, TypeError, ValueError) as error:

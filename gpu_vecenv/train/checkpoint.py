@@ -22,12 +22,13 @@ from gpu_vecenv.files import put_file, replace_file
 FORMAT = "4"  # rises where an older file would mean something else: see stored_config.py for what need not raise it
 CHECKPOINTS = "checkpoints"  # folder of checkpoints in a run folder
 BEST = "best.safetensors"
+INITIAL_CHECKPOINT = "initial.safetensors"  # of the beginning, iteration 0, however many are kept
 _MANIFEST_LIMIT = 25_000_000  # bytes; safetensors refuses headers of 100 MB, which contain it quoted
 _PICKLE_SUFFIXES = (".pt", ".pth", ".pkl", ".pickle")
 _PICKLE_STARTS = (b"PK\x03\x04", *(bytes((0x80, protocol)) for protocol in range(2, 6)))  # torch.save, plain pickles
 _Loaded = TypeVar("_Loaded")
 _FILE = re.compile(r"iteration-([0-9]{8}|[1-9][0-9]{8,})(?:\.rank([1-9][0-9]*))?\.safetensors")
-_DRAFT = re.compile(rf"\.(?:{_FILE.pattern}|{re.escape(BEST)})\.[0-9a-f]{{12}}\.draft")
+_DRAFT = re.compile(rf"\.(?:{_FILE.pattern}|{re.escape(BEST)}|{re.escape(INITIAL_CHECKPOINT)})\.[0-9a-f]{{12}}\.draft")
 
 
 def save_checkpoint(path: Path, tensors: Mapping[str, torch.Tensor], manifest: Mapping[str, Any]) -> None:
@@ -134,10 +135,7 @@ class CheckpointFolder:
         path = self.path(iteration, self.rank)
         if best and self.rank == 0:  # written first: if the numbered file exists, so does this one
             save_checkpoint(self.folder / BEST, tensors, {**manifest, **own})
-            try:
-                put_file(path, lambda draft: os.link(self.folder / BEST, draft))
-            except OSError:  # a file system without hard links
-                replace_file(path, (self.folder / BEST).read_bytes())
+            _link(self.folder / BEST, path)
         else:
             save_checkpoint(path, tensors, {**manifest, **own})
         complete = self.iterations()
@@ -146,6 +144,10 @@ class CheckpointFolder:
             if old < min(oldest, iteration) and self.rank in ranks:
                 self.path(old, self.rank).unlink(missing_ok=True)
         return path
+
+    def keep_initial(self) -> None:
+        """Make ``initial.safetensors`` rank 0's file of iteration 0, which ``save`` removes once others are newer."""
+        _link(self.path(0), self.folder / INITIAL_CHECKPOINT)
 
     def begun(self) -> bool:
         """Whether the folder has any checkpoint, of any process."""
@@ -222,6 +224,14 @@ class CheckpointFolder:
         for match in filter(None, map(_FILE.fullmatch, self._names())):
             found.setdefault(int(match[1]), set()).add(int(match[2] or 0))
         return found
+
+
+def _link(source: Path, target: Path) -> None:
+    """Replace ``target`` by a hard link to ``source``, or by a copy."""
+    try:
+        put_file(target, lambda draft: os.link(source, draft))
+    except OSError:  # a file system without hard links
+        replace_file(target, source.read_bytes())
 
 
 def newest_usable(iterations: Iterable[int], load: Callable[[int], _Loaded], where: str) -> tuple[int, _Loaded]:

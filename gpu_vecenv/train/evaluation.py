@@ -267,14 +267,18 @@ class Evaluator:
         on_progress: OnProgress = no_progress,
     ) -> dict[str, float]:
         """Play the episodes; arguments, metrics and errors as for ``evaluate``."""
-        totals, digests = dict[str, float](), list[torch.Tensor]()
+        totals, worst, digests = dict[str, float](), dict[str, float](), list[torch.Tensor]()
         for played, digest in self._rounds(role_policies, episodes, greedy, seed, on_progress):
             for name, tensor in played.items():
                 totals[name] = totals.get(name, 0.0) + float(tensor.sum())
+                if name.startswith("return_"):
+                    lowest = float(tensor.min())
+                    worst[f"worst_{name}"] = min(worst.get(f"worst_{name}", lowest), lowest)
             if digest is not None:
                 digests.append(digest)
         distinct = {"distinct_episodes": torch.cat(digests).unique().numel()} if digests else {}
-        return {"episodes": episodes, **distinct, **{name: total / episodes for name, total in totals.items()}}
+        means = {name: total / episodes for name, total in totals.items()}
+        return {"episodes": episodes, **distinct, **means, **worst}
 
     def of_each_episode(
         self,
@@ -357,8 +361,9 @@ def evaluate(
     Returns:
         "episodes", "episode_length" (mean steps), "terminated_fraction" (fraction of episodes whose last step truncated
         no agent) and "return_<role>" (mean over episodes and the role's agents); of actors of single agents, or of
-        several roles, "return_<name>" too. With ``greedy`` also "distinct_episodes": how many of them differ in an
-        observation or a reward. Where that is 1, nothing is drawn at random, and more episodes tell no more.
+        several roles, "return_<name>" too. "worst_return_<name>" is the lowest of an episode. With ``greedy`` also
+        "distinct_episodes": how many of them differ in an observation or a reward. Where that is 1, nothing is drawn at
+        random, and more episodes tell no more.
 
     Raises:
         ConfigError: An agent has no actor or several, or ``episodes`` is not a positive int.

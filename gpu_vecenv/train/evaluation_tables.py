@@ -1,7 +1,8 @@
-"""Evaluations at the end of training, of each pairing of trained and random roles, and their tables."""
+"""Evaluations at the end of training, of each trained role against fixed opponents, and their tables."""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
@@ -13,24 +14,29 @@ from gpu_vecenv.declare.env import Env
 from gpu_vecenv.errors import counted
 from gpu_vecenv.escapes import printable
 from gpu_vecenv.progress import OnProgress, no_progress, part
+from gpu_vecenv.train.evaluation import RolePolicy, evaluate
+from gpu_vecenv.train.evaluation_curves import ALL_RANDOM
+from gpu_vecenv.train.fixed_opponents import FixedOpponents
+from gpu_vecenv.train.seed_statistics import bootstrap_interval
 from gpu_vecenv.train.trainer import Trainer
 
-ALL_RANDOM, ALL_TRAINED = "all random", "all trained"
+ALL_TRAINED = "all trained"
+SEED_STATISTICS = {"IQM": "interquartile_mean", "IQM, low": "interval_low", "IQM, high": "interval_high"}
 Results: TypeAlias = Mapping[str, Mapping[str, float]]  # pairing -> what ``evaluate`` returns
 
 
-def evaluations(trainer: Trainer, episodes: int, on_progress: OnProgress = no_progress) -> dict[str, dict[str, float]]:
-    """Evaluations with all roles random, with each single role trained, and with all roles trained."""
-    roles = list(trainer.env.game.layout.roles)
-    pairings: dict[str, Sequence[str]] = {ALL_RANDOM: roles}
-    if len(roles) > 1:
-        for role in roles:
-            others = [other for other in roles if other != role]
-            pairings[f"{role} trained"] = others
-    pairings[ALL_TRAINED] = []
+def evaluations(
+    trainer: Trainer, opponents: FixedOpponents, episodes: int, on_progress: OnProgress = no_progress
+) -> dict[str, dict[str, float]]:
+    """Evaluations with all roles random, of each match against a fixed opponent, and with all roles trained."""
+    pairings: dict[str, Mapping[str, RolePolicy]] = {
+        ALL_RANDOM: trainer.role_policies(list(trainer.env.game.layout.roles))
+    }
+    pairings |= {match.name: opponents.role_policies(match) for match in opponents.matches if opponents.replaces(match)}
+    pairings[ALL_TRAINED] = trainer.role_policies()
     return {
-        name: trainer.evaluate(episodes, random_roles=random, on_progress=part(on_progress, index, len(pairings), name))
-        for index, (name, random) in enumerate(pairings.items())
+        name: evaluate(trainer.env, actors, episodes, on_progress=part(on_progress, index, len(pairings), name))
+        for index, (name, actors) in enumerate(pairings.items())
     }
 
 
@@ -42,30 +48,46 @@ def evaluation_table(game: Env, results: Results, note: str = "") -> Table:
     return table
 
 
-def mean_and_worst(game: Env, results: Sequence[Results]) -> dict[str, dict[str, dict[str, float]]]:
-    """Pairing -> {"mean": all metrics, "worst": the lowest return of each role} over runs that differ in the seed."""
+def summary_of_seeds(game: Env, results: Sequence[Results]) -> dict[str, dict[str, dict[str, float]]]:
+    """Pairing -> statistic -> metric -> value, over runs that differ in the seed.
+
+    "mean" is of all metrics; "worst", the lowest, "interquartile_mean" and the bounds of its 95 % interval, see
+    ``bootstrap_interval``, "interval_low" and "interval_high", are of returns. Those of numbers that are not finite are
+    left out.
+    """
     summary = {}
     for name, first in results[0].items():
         of_all = {metric: [result[name][metric] for result in results] for metric in first}
+        lowest = [f"{start}_{role}" for role in game.layout.roles for start in ("return", "worst_return")]
         returns = [f"return_{role}" for role in game.layout.roles]
+        intervals = {
+            metric: bootstrap_interval(of_all[metric]) for metric in returns if all(map(math.isfinite, of_all[metric]))
+        }
         summary[name] = {
             "mean": {metric: statistics.fmean(values) for metric, values in of_all.items()},
-            "worst": {metric: min(of_all[metric]) for metric in returns},
+            "worst": {metric: min(of_all[metric]) for metric in lowest},
+            "interquartile_mean": {metric: interval.value for metric, interval in intervals.items()},
+            "interval_low": {metric: interval.low for metric, interval in intervals.items()},
+            "interval_high": {metric: interval.high for metric, interval in intervals.items()},
         }
     return summary
 
 
 def seeds_table(game: Env, results: Mapping[int, Results], note: str = "") -> Table:
-    """Results by seed, with mean and worst. Where all roles act randomly, all seeds are the same: a row for all."""
+    """Results by seed, with mean, worst and interquartile mean with its 95 % interval.
+
+    Where all roles act randomly, all seeds are the same: a row for all.
+    """
     table = _table(game, next(iter(results.values())), note, "policies", "seed")
-    for name, summary in mean_and_worst(game, list(results.values())).items():
+    for name, summary in summary_of_seeds(game, list(results.values())).items():
         if name != ALL_RANDOM:
             for seed, result in results.items():
                 table.add_row(Text(printable(name)), str(seed), *_cells(game, result[name]))
         table.add_row(Text(printable(name)), "mean", *_cells(game, summary["mean"]))
         if name != ALL_RANDOM:
-            returns = [f"{value:.2f}" for value in summary["worst"].values()]
-            table.add_row(Text(printable(name)), "worst", "", "", *returns)
+            table.add_row(Text(printable(name)), "worst", "", "", *_returns(game, summary["worst"]))
+            for label, statistic in SEED_STATISTICS.items():
+                table.add_row(Text(printable(name)), label, "", "", *_returns(game, summary[statistic]))
         table.add_section()
     return table
 
@@ -80,11 +102,21 @@ def _table(game: Env, results: Results, note: str, *labels: str) -> Table:
     table = Table(title=Text(printable(title)))
     for label in labels:
         table.add_column(label, no_wrap=True)
-    for heading in (game.termination_label, "steps", *(f"return, {role}" for role in game.layout.roles)):
+    for heading in (game.termination_label, "steps", *_headings(game)):
         table.add_column(Text(printable(heading)), justify="right")
     return table
 
 
 def _cells(game: Env, metrics: Mapping[str, float]) -> list[str]:
-    returns = [f"{metrics[f'return_{role}']:.2f}" for role in game.layout.roles]
-    return [f"{metrics['terminated_fraction']:.1%}", f"{metrics['episode_length']:.1f}", *returns]
+    return [f"{metrics['terminated_fraction']:.1%}", f"{metrics['episode_length']:.1f}", *_returns(game, metrics)]
+
+
+def _headings(game: Env) -> list[str]:
+    """Of ``_returns``."""
+    return [f"{start}, {role}" for role in game.layout.roles for start in ("mean", "worst")]
+
+
+def _returns(game: Env, metrics: Mapping[str, float]) -> list[str]:
+    """Of each role the mean return and the lowest of an episode; empty where there is none."""
+    names = [f"{start}_{role}" for role in game.layout.roles for start in ("return", "worst_return")]
+    return [f"{metrics[name]:.2f}" if name in metrics else "" for name in names]

@@ -15,13 +15,14 @@ from gpu_vecenv.files import replace_file
 from gpu_vecenv.train.central_critic import Tower
 from gpu_vecenv.train.checkpoint import save_checkpoint
 from gpu_vecenv.train.encoders import EncodedActorCritic
+from gpu_vecenv.train.evaluation_curves import EVALUATION_FILE
 from gpu_vecenv.train.evaluation_tables import ALL_TRAINED
 from gpu_vecenv.train.game_policy import GamePolicy
 from gpu_vecenv.train.networks import ActorCritic
 from gpu_vecenv.train.q_networks import QNetwork, RecurrentQNetwork
 from gpu_vecenv.train.recurrent import RecurrentActorCritic, RecurrentTower
 from gpu_vecenv.train.role_view import role_of
-from gpu_vecenv.train.run_folder import CURVE_FILE, EVALUATION_FILE
+from gpu_vecenv.train.run_folder import CURVE_FILE
 
 WEIGHTS, CONFIG, CARD = "policy.safetensors", "config.json", "README.md"
 # load_policy makes them.

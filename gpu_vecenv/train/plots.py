@@ -1,4 +1,4 @@
-"""Learning curves: plots of the metrics of one or more runs over env-steps or time."""
+"""Learning curves: plots of the metrics and evaluations of one or more runs over env-steps or time."""
 
 from __future__ import annotations
 
@@ -17,6 +17,12 @@ from gpu_vecenv.engine.arguments import validate_int
 from gpu_vecenv.errors import ConfigError, nearest
 from gpu_vecenv.escapes import printable
 from gpu_vecenv.files import check_output, put_file
+from gpu_vecenv.train.evaluation_curves import (
+    Points,
+    read_evaluations,
+    read_random_returns,
+    roles_that_learn,
+)
 
 METRICS_FILE = "metrics.csv"
 TEXT_COLUMNS = ("weights",)  # columns that are not numeric
@@ -25,7 +31,10 @@ SEED = re.compile(r"(.*?)[-_. ]?seed[-_=]?\d+")  # cartpole-seed0, cartpole_seed
 # Okabe and Ito, "Color universal design", 2008, without yellow, which has too little contrast on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES = ("-", "--", ":", "-.")
-X = Literal["env_steps", "seconds"]
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")  # of opponents
+RANDOM_STYLE: dict[str, Any] = {"color": "#777777", "linestyle": (0, (1, 1)), "linewidth": 1.5}
+LEARNS_TOO = "in training the opponent learns too"
+X = Literal["env_steps", "seconds", "both"]
 Rows: TypeAlias = list[dict[str, float]]
 Curve: TypeAlias = tuple[NDArray[np.float64], NDArray[np.float64]]
 
@@ -36,6 +45,8 @@ class Group(NamedTuple):
     label: str
     runs: list[Rows]
     style: dict[str, Any]
+    evaluations: list[dict[tuple[str, str], Points]]  # of each run
+    random_returns: dict[str, float]  # role -> of random play, in the first run that has it
 
 
 def read_metrics(run: Path) -> Rows:
@@ -90,13 +101,17 @@ def plot_runs(
     Run folders in the same directory whose names differ only in a seed at the end, such as cartpole-seed0 and
     cartpole-seed1, become one line: their mean, with a band from minimum to maximum, over the range that all of them
     cover. Values between two rows are interpolated. Iterations without finished episodes are skipped for the metrics of
-    episodes.
+    episodes, and so are those before the first episodes of all environments have ended.
+
+    The panel of a role's return also has its evaluations against fixed opponents, as lines with markers, and random
+    play, as a horizontal line. Its title says where other roles learn while it trains.
 
     Args:
         runs: Folders with a metrics.csv.
         out: The image, .png or .svg; its folder is created if necessary.
-        metrics: Columns of metrics.csv; by default the return of each role and the episode length.
-        x: "env_steps", or "seconds" of training.
+        metrics: Columns of metrics.csv; by default the return of each role and the episode length, without those that
+            no run has or that are always 0.
+        x: "env_steps", or "seconds" of training; "both": a column of panels for each.
         smooth: Number of rows of a trailing mean.
 
     Returns:
@@ -126,29 +141,44 @@ def plot_runs(
     groups = _groups(runs)
     metrics = _chosen_metrics(groups, metrics)
     rows = [row for group in groups for run in group.runs for row in run]
-    scale, x_label = _unit(x, max((row[x] for row in rows if x in row), default=0))
-    columns = len(metrics) if len(metrics) < 4 else 2 if len(metrics) == 4 else 3
-    lines = -(-len(metrics) // columns)
+    axes_x: tuple[str, ...] = ("env_steps", "seconds") if x == "both" else (x,)
+    panels = [(name, one) for name in metrics for one in axes_x]
+    columns = 2 if x == "both" else len(panels) if len(panels) < 4 else 2 if len(panels) == 4 else 3
+    lines = -(-len(panels) // columns)
+    opponents = _opponent_styles(groups, metrics)
     width = max(5.2 * columns, 6.4)
-    longest = max(len(group.label) for group in groups)
-    across = min(max(int(9 * width / (longest + 6)), 1), len(groups))  # about 9 characters per inch; 6 for the line
-    height = 3.7 * lines + 0.3 + 0.22 * -(-len(groups) // across)
+    labels = [group.label for group in groups] + [f"against {name}" for name in opponents] + ["random play"]
+    longest = max(map(len, labels))
+    across = min(max(int(9 * width / (longest + 6)), 1), len(labels))  # about 9 characters per inch; 6 for the line
+    height = 3.7 * lines + 0.3 + 0.22 * -(-len(labels) // across)
     canvas = Figure(figsize=(width, height), dpi=150, layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.06))
     FigureCanvasAgg(canvas)
-    for panel, name in enumerate(metrics, 1):
+    learning = [roles_that_learn(list(row)) for group in groups for run in group.runs for row in islice(run, 1)]
+    has_random = False
+    for panel, (name, one_x) in enumerate(panels, 1):
         axes = canvas.add_subplot(lines, columns, panel)
+        scale, x_label = _unit(one_x, max((row[one_x] for row in rows if one_x in row), default=0))
         for group in groups:
             runs_with_metric = [run for run in group.runs if run and name in run[0]]
-            _draw(axes, [_curve(run, name, x, scale, smooth) for run in runs_with_metric], group.style)
+            _draw(axes, [_curve(run, name, one_x, scale, smooth) for run in runs_with_metric], group.style)
         title, unit = _title_and_unit(name)
+        if name.startswith("return_"):
+            role = name.removeprefix("return_")
+            has_random |= _draw_evaluations(axes, groups, role, opponents, one_x, scale)
+            if any(roles - {role} for roles in learning):
+                title += f"\n{LEARNS_TOO}"
         axes.set_title(title)
         axes.set_ylabel(unit)
         axes.set_xlabel(x_label)
         axes.margins(x=0.02)
         axes.grid(alpha=0.3)
-        if x == "env_steps":
+        if one_x == "env_steps":
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     handles = [canvas.axes[0].plot([], [], label=printable(group.label), **group.style)[0] for group in groups]
+    for name, style in opponents.items():
+        handles += canvas.axes[0].plot([], [], label=printable(f"against {name}"), **style)
+    if has_random:
+        handles += canvas.axes[0].plot([], [], label="random play", **RANDOM_STYLE)
     canvas.legend(handles=handles, loc="outside lower center", ncols=across, frameon=False)
     put_file(out, lambda draft: canvas.savefig(draft, format=out.suffix[1:].lower()))
     return True
@@ -175,26 +205,75 @@ def _groups(runs: Sequence[Path]) -> list[Group]:
             label += f" (mean and range of {len(folders)} runs)"
         dashes = DASHES[index // len(COLOURS) % len(DASHES)]
         style = {"color": COLOURS[index % len(COLOURS)], "linestyle": dashes, "linewidth": 1.8}
-        groups.append(Group(label, [read_metrics(folder) for folder in folders], style))
+        evaluations = [read_evaluations(folder) for folder in folders]
+        random_returns = next(filter(None, map(read_random_returns, folders)), {})
+        groups.append(Group(label, [read_metrics(folder) for folder in folders], style, evaluations, random_returns))
     return groups
+
+
+def _opponent_styles(groups: Sequence[Group], metrics: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Fixed opponents of the roles whose returns are plotted -> line style: colours of their own if there is one group.
+
+    Several groups keep their colours, and opponents differ in markers.
+    """
+    matches = [match for group in groups for evaluations in group.evaluations for match in evaluations]
+    names = dict.fromkeys(name for role, name in matches if f"return_{role}" in metrics)
+    return {
+        name: {
+            "marker": MARKERS[index % len(MARKERS)],
+            "color": COLOURS[1 + index % (len(COLOURS) - 1)] if len(groups) == 1 else COLOURS[-1],
+            "markersize": 4,
+            "linewidth": 1.2,
+        }
+        for index, name in enumerate(names)
+    }
+
+
+def _draw_evaluations(
+    axes: Any, groups: Sequence[Group], role: str, opponents: Mapping[str, dict[str, Any]], x: str, scale: float
+) -> bool:
+    """Draw a role's evaluations against fixed opponents, and random play; whether there is the latter."""
+    for group in groups:
+        for name, style in opponents.items():
+            runs = [evaluations[role, name] for evaluations in group.evaluations if (role, name) in evaluations]
+            own = style if len(groups) == 1 else {**style, "color": group.style["color"]}
+            _draw(axes, [_curve(run, "mean_return", x, scale, 1) for run in runs], own)
+    values = {group.random_returns[role] for group in groups if role in group.random_returns}
+    for value in values:
+        axes.axhline(value, **RANDOM_STYLE)
+    return bool(values)
 
 
 def _chosen_metrics(groups: Sequence[Group], metrics: Sequence[str]) -> list[str]:
     """The metrics to plot; ConfigError if no run has one of them."""
     known = dict.fromkeys(name for group in groups for run in group.runs for row in islice(run, 1) for name in row)
-    wanted = list(dict.fromkeys(metrics)) or [name for name in known if name.startswith("return_")] + ["episode_length"]
+    wanted = list(dict.fromkeys(metrics))
+    if not wanted:
+        default = [name for name in known if name.startswith("return_")] + ["episode_length"]
+        runs_with_rows = [run for group in groups for run in group.runs if run]
+        evaluated = {f"return_{role}" for group in groups for runs in group.evaluations for role, _ in runs}
+        wanted = [name for name in default if name in evaluated or _is_informative(runs_with_rows, name)] or default[:1]
     for name in wanted if known or metrics else ():
         if name not in known:
             raise ConfigError(f"no run has the metric {name!r}; {nearest(name, known)}")
     return wanted
 
 
-def _curve(run: Rows, name: str, x: X, scale: float, smooth: int) -> Curve:
+def _is_informative(runs: Sequence[Rows], name: str) -> bool:
+    """Whether a metric has any point other than 0."""
+    return any((_curve(run, name, "env_steps", 1, 1)[1] != 0).any() for run in runs if name in run[0])
+
+
+def _curve(run: Rows, name: str, x: str, scale: float, smooth: int) -> Curve:
     """Finite points of one run."""
     if x not in run[0]:
         raise ConfigError(f"x is {x!r}, but a run has no such column; {nearest(x, run[0])}")
     is_episode_metric = name.startswith(EPISODE_METRICS)
-    rows = [row for row in run if not is_episode_metric or row.get("episodes", 1) > 0]
+    rows = [
+        row
+        for row in run
+        if not is_episode_metric or (row.get("episodes", 1) > 0 and not row.get("first_episodes", 0) > 0)
+    ]
     xs, values = (np.array([row[key] for row in rows]) for key in (x, name))
     finite = np.isfinite(values)
     xs, values = xs[finite] / scale, values[finite]
@@ -210,15 +289,15 @@ def _draw(axes: Any, curves: Sequence[Curve], style: dict[str, Any]) -> None:
     first, last = max(xs[0] for xs, _ in curves), min(xs[-1] for xs, _ in curves)
     if len(curves) == 1 or first > last:  # no common range: separate lines
         for xs, values in curves:
-            axes.plot(xs, values, marker="." if len(xs) == 1 else None, **style)
+            axes.plot(xs, values, **{"marker": "." if len(xs) == 1 else None, **style})
         return
     grid = np.unique(np.concatenate([xs[(xs >= first) & (xs <= last)] for xs, _ in curves]))
     values = np.stack([np.interp(grid, *curve) for curve in curves])
-    axes.plot(grid, values.mean(0), marker="." if len(grid) == 1 else None, **style)
+    axes.plot(grid, values.mean(0), **{"marker": "." if len(grid) == 1 else None, **style})
     axes.fill_between(grid, values.min(0), values.max(0), color=style["color"], alpha=0.2, linewidth=0)
 
 
-def _unit(x: X, largest: float) -> tuple[float, str]:
+def _unit(x: str, largest: float) -> tuple[float, str]:
     """Scale and label of the x axis."""
     if x == "env_steps":
         return 1, "env-steps (all environments)"

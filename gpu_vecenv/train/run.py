@@ -21,13 +21,13 @@ from gpu_vecenv.escapes import printable
 from gpu_vecenv.progress import OnProgress, ProgressDisplay, line_interval, no_progress, part
 from gpu_vecenv.train.checkpoint import BEST, CHECKPOINTS
 from gpu_vecenv.train.distributed import World
-from gpu_vecenv.train.evaluation_tables import Results, evaluation_table, mean_and_worst, seeds_table
+from gpu_vecenv.train.evaluation_curves import EVALUATION_FILE, EVALUATIONS_FILE
+from gpu_vecenv.train.evaluation_tables import Results, evaluation_table, seeds_table, summary_of_seeds
 from gpu_vecenv.train.host_kernels import HostKernels
 from gpu_vecenv.train.parallel_trainers import ParallelTrainers
 from gpu_vecenv.train.plots import METRICS_FILE, plot_runs
 from gpu_vecenv.train.run_folder import (
     CURVE_FILE,
-    EVALUATION_FILE,
     SEEDS_FILE,
     Run,
     RunConfig,
@@ -40,7 +40,7 @@ from gpu_vecenv.train.trainer import Trainer
 
 __all__ = ["RunConfig", "run", "run_seeds"]
 
-NOTE = "other roles act randomly"
+NOTE = "mean and worst return of an episode"
 LISTED = 8  # names of policies in a line
 
 
@@ -265,6 +265,7 @@ def _write_results(one: Run, console: Console) -> None:
             "checkpoint": str(one.checkpoint),
             "best checkpoint": "none" if chosen.best is None else best,
             "evaluation": str(one.folder / EVALUATION_FILE),
+            "evaluations": str(one.folder / EVALUATIONS_FILE) if one.selection.results else "none in training",
             "metrics": str(one.folder / METRICS_FILE),
         },
         to_watch=one.folder,
@@ -278,9 +279,9 @@ def _write_results_of_seeds(runs: Sequence[Run], folder: Path, console: Console)
             seed = one.trainer.seed
             results[seed], _ = one.write_results(part(on_progress, index, len(runs), f"seed {seed}"))
     game = runs[0].trainer.env.game
-    summary = mean_and_worst(game, list(results.values()))
+    summary = summary_of_seeds(game, list(results.values()))
     write_json(folder / EVALUATION_FILE, {"seeds": {str(seed): found for seed, found in results.items()}} | summary)
-    drawn = plot_runs([one.folder for one in runs], folder / CURVE_FILE)
+    drawn = plot_runs([one.folder for one in runs], folder / CURVE_FILE, x="both")
     console.print(seeds_table(game, results, NOTE))
     files = {"evaluation": str(folder / EVALUATION_FILE), "runs": " ".join(str(one.folder) for one in runs)}
     _print_files(console, folder, drawn, files, to_watch=runs[0].folder)

@@ -1,4 +1,4 @@
-"""Run: one training run in its folder, with its lock, log, checkpoints, best checkpoint and evaluation."""
+"""Run: one training run in its folder, with its lock, log, checkpoints, best checkpoint and evaluations."""
 
 from __future__ import annotations
 
@@ -16,15 +16,18 @@ from gpu_vecenv.declare.config import check_fields, param
 from gpu_vecenv.errors import ConfigError, NonFiniteError
 from gpu_vecenv.files import replace_file
 from gpu_vecenv.progress import OnProgress
-from gpu_vecenv.train.checkpoint import CHECKPOINTS, CheckpointFolder
+from gpu_vecenv.train.checkpoint import CHECKPOINTS, INITIAL_CHECKPOINT, CheckpointFolder, load_checkpoint
 from gpu_vecenv.train.distributed import World
+from gpu_vecenv.train.evaluation_curves import EVALUATION_FILE, EVALUATIONS_FILE
+from gpu_vecenv.train.evaluation_log import EvaluationLog
 from gpu_vecenv.train.evaluation_tables import evaluations
+from gpu_vecenv.train.fixed_opponents import INITIAL, KINDS, FixedOpponents, parsed_scripts
 from gpu_vecenv.train.logger import RunLog
 from gpu_vecenv.train.plots import plot_runs
 from gpu_vecenv.train.selection import Selection, SelectionState
 from gpu_vecenv.train.trainer import Trainer
 
-CURVE_FILE, EVALUATION_FILE = "learning_curve.png", "evaluation.json"
+CURVE_FILE = "learning_curve.png"
 SETTINGS = "settings.json"  # what the command line was given that is neither the game's nor the policies'
 SEEDS_FILE = "seeds.json"  # in the folder of several runs: their seeds
 LOCK_FILE = ".lock"  # locked by the process that trains in the folder; the file itself stays and means nothing
@@ -39,8 +42,10 @@ class RunConfig:
     checkpoint_seconds: float = param(60.0, low=0)  # time between checkpoints; 0 saves one with each row of metrics
     keep: int = param(3, low=1)  # checkpoints to keep, besides the best
     best_metric: str | None = None  # the best checkpoint has its largest mean; default: returns of the trained roles
-    best_episodes: int = param(100, low=0)  # of an evaluation that compares checkpoints, per trained role; 0: no best
+    best_episodes: int = param(100, low=0)  # of each match of an evaluation that compares checkpoints; 0: none, no best
     best_interval: int = param(10, low=0)  # training episodes between these evaluations, per episode of one
+    eval_opponents: tuple[str, ...] = KINDS  # that trained roles play in these: random, still, initial
+    eval_scripts: tuple[str, ...] = ()  # further ones: role=file.py:name, a function of the game that returns the actor
     wandb: str | None = None  # Weights & Biases project to log to
     digests: bool = False  # log a digest of all weights with each row of metrics, to compare runs bitwise
 
@@ -62,7 +67,7 @@ class Run:
         config: Output options.
 
     Raises:
-        ConfigError: ``best_metric`` is not one of the run's metrics.
+        ConfigError: ``best_metric`` is not one of the run's metrics, or there are no such opponents.
     """
 
     def __init__(self, trainer: Trainer, folder: Path, config: RunConfig) -> None:
@@ -74,6 +79,7 @@ class Run:
         self.checkpoint: Path | None = None
         self.error: NonFiniteError | None = None
         self._log: RunLog | None = None
+        self._evaluations: EvaluationLog | None = None
         self._saved: int | None = None  # the iteration of the checkpoint
 
     @property
@@ -96,6 +102,7 @@ class Run:
         world = self.trainer.world
         if resume:
             tensors, manifest = self.checkpoints.load()
+            self._load_initial()
             self.trainer.load_state(tensors, manifest, str(self.folder))
             progress = manifest.get("progress", {})
             self.seconds = progress.get("seconds", 0.0)
@@ -110,6 +117,23 @@ class Run:
         self.checkpoints.clean()
         if not resume:
             self.save(compare=False)
+            if world.rank == 0:
+                self.checkpoints.keep_initial()
+            world.barrier()
+        if world.rank == 0:
+            done = self.trainer.iteration if resume else None
+            self._evaluations = EvaluationLog(self.folder / EVALUATIONS_FILE, done)
+
+    def _load_initial(self) -> None:
+        """Evaluate against the policies with which the run began."""
+        if not self.selection.opponents.is_against(INITIAL):
+            return
+        path = self.checkpoints.folder / INITIAL_CHECKPOINT
+        if not path.is_file():
+            raise FileNotFoundError(
+                f'no {path}, the checkpoint of iteration 0; leave "initial" out of eval_opponents to resume without it'
+            )
+        self.selection.opponents.load_initial(load_checkpoint(path)[0], str(path))
 
     @contextlib.contextmanager
     def logging(self, on_progress: OnProgress) -> Iterator[None]:
@@ -132,18 +156,26 @@ class Run:
 
     def save(self, *, compare: bool) -> None:
         """Save a checkpoint; ``compare``: also as the best, if its score is larger than all before."""
-        best = compare and self.selection.is_best()
+        best = compare and self._evaluate()
         tensors, manifest = self.trainer.state()
         manifest["progress"] = {"seconds": self.seconds, "selection": vars(self.selection.state)}
         self.checkpoint = self.checkpoints.save(self.trainer.iteration, tensors, manifest, best=best)
         self._saved = self.trainer.iteration
         self.trainer.world.barrier()
 
+    def _evaluate(self) -> bool:
+        """Evaluate, and whether the score is larger than all before; rows are written before the checkpoint."""
+        best, trainer = self.selection.is_best(), self.trainer
+        if self._evaluations is not None and self.selection.results:
+            steps = trainer.iteration * trainer.env_steps_per_iteration
+            self._evaluations(trainer.iteration, steps, self.seconds, self.selection.results)
+        return best
+
     def write_results(self, on_progress: OnProgress) -> tuple[dict[str, dict[str, float]], bool]:
         """Evaluate, and write the evaluation and the learning curve; the evaluation, and whether there is a curve."""
-        results = evaluations(self.trainer, self.config.episodes, on_progress)
+        results = evaluations(self.trainer, self.selection.opponents, self.config.episodes, on_progress)
         write_json(self.folder / EVALUATION_FILE, results)
-        return results, plot_runs([self.folder], self.folder / CURVE_FILE)
+        return results, plot_runs([self.folder], self.folder / CURVE_FILE, x="both")
 
     def close(self) -> None:
         """Release the memory of evaluations during training."""
@@ -151,8 +183,13 @@ class Run:
 
 
 def make_selection(trainer: Trainer, config: RunConfig) -> Selection:
-    """What selects the best checkpoint of a run. Raises ConfigError if ``best_metric`` is not one of its metrics."""
-    return Selection(trainer, config.best_metric, config.best_episodes, config.best_interval)
+    """What evaluates a run and selects its best checkpoint.
+
+    Raises:
+        ConfigError: ``best_metric`` is not one of the run's metrics, or there are no such opponents.
+    """
+    opponents = FixedOpponents(trainer, config.eval_opponents, parsed_scripts(config.eval_scripts))
+    return Selection(trainer, config.best_metric, config.best_episodes, config.best_interval, opponents)
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -1,15 +1,17 @@
-"""Selection of the best checkpoint: scores of the trained roles in episodes against fixed opponents."""
+"""Evaluations during training, of each trained role against fixed opponents, and the best checkpoint by them."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from statistics import fmean
+from typing import NamedTuple
 
 import torch
 
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.evaluation import Evaluator
-from gpu_vecenv.train.role_view import role_of
+from gpu_vecenv.train.fixed_opponents import FixedOpponents, Match
 from gpu_vecenv.train.trainer import Trainer
 
 SEED = 2  # of all scores, so that they differ by the policies alone; other evaluations have 1 unless another is given
@@ -24,42 +26,62 @@ class SelectionState:
     training_episodes: float = 0.0  # that ended since the last score
 
 
+class MatchResult(NamedTuple):
+    """Episodes of a role against a fixed opponent; returns are means over the role's agents."""
+
+    role: str
+    opponent: str
+    mean_return: float
+    worst_return: float  # of an episode
+    standard_error: float  # of the mean return; NaN of one episode
+    episodes: int
+    episode_length: float
+    terminated_fraction: float
+
+
 class Selection:
     """Compares the policies of a trainer, as they are now, to those that it has seen before; training does not change.
 
-    Each trained role plays alone: the others that are trained act randomly, frozen ones by their policies. The score is
-    the mean of the metric over the trained roles. With torch.distributed each process plays a share of the episodes;
-    all processes call the methods.
+    Each trained role plays ``episodes`` episodes against each of its fixed opponents. The score is the mean of the
+    metric over a role's opponents, and of these means over the roles. With torch.distributed each process plays a share
+    of the episodes; all processes call the methods.
+
+    Attributes:
+        results: Of the last evaluation.
 
     Args:
         trainer: The trainer.
         metric: "return_<role>", "episode_length" or "terminated_fraction"; None: of each trained role its own return.
             The return of a trained role is that of the episodes in which it is the one that plays.
-        episodes: Number of episodes for each trained role, rounded up to a multiple of the processes; 0: no scores.
+        episodes: Number of episodes of each match, rounded up to a multiple of the processes; 0: no evaluations.
         interval: Training episodes between two scores, per episode of a score: 10 makes a score cost about a tenth of
             the steps of training, without their updates.
+        opponents: The fixed opponents; None: those of ``FixedOpponents(trainer)``.
 
     Raises:
         ConfigError: There is no such metric.
     """
 
-    def __init__(self, trainer: Trainer, metric: str | None, episodes: int, interval: int) -> None:
-        game = trainer.env.game
-        names = [name for learner in trainer.learners.values() for name in learner.policy.view.names]
-        # Of each role the roles and agents that are trained.
-        self._trained = {role: [n for n in names if role_of(game, n) == role] for role in game.layout.roles}
-        own = {role: f"return_{role}" for role, trained in self._trained.items() if trained}
-        known = [*(f"return_{role}" for role in game.layout.roles), "episode_length", "terminated_fraction"]
+    def __init__(
+        self,
+        trainer: Trainer,
+        metric: str | None,
+        episodes: int,
+        interval: int,
+        opponents: FixedOpponents | None = None,
+    ) -> None:
+        self.opponents = FixedOpponents(trainer) if opponents is None else opponents
+        roles = list(trainer.env.game.layout.roles)
+        known = [*(f"return_{role}" for role in roles), "episode_length", "terminated_fraction"]
         if metric is not None and metric not in known:
             raise ConfigError(f"best_metric is {metric!r}; expected one of {', '.join(known)}")
-        of_one = {metric} & {*own.values()}
-        self._metrics = {role: metric or name for role, name in own.items() if not of_one or name in of_one}
-        self._trainer = trainer
+        self._metric, self._trainer = metric, trainer
         self._share = -(-episodes // trainer.world.size)
-        self._num_episodes = self._share * trainer.world.size * len(self._metrics)
+        self._num_episodes = self._share * trainer.world.size * len(self.opponents.matches)
         self._interval = interval
         self._evaluator: Evaluator | None = None  # made for the first score
         self.state = SelectionState()
+        self.results: list[MatchResult] = []
 
     def due(self) -> bool:
         """Whether enough training episodes have ended since the last score."""
@@ -77,16 +99,45 @@ class Selection:
         return True
 
     def _score(self) -> float:
-        trainer = self._trainer
+        """Play all matches, keep their results, and return the score, which is the same in all processes."""
+        scores = dict[str, list[float]]()
+        self.results = []
+        own_metrics = {match.role: f"return_{match.role}" for match in self.opponents.matches}
+        for match in self.opponents.matches:
+            played, own = self._played(match), own_metrics[match.role]
+            means = {name: float(values.sum()) / len(values) for name, values in played.items()}
+            returns = played[own]
+            spread = float(returns.var()) if len(returns) > 1 else math.nan
+            self.results.append(
+                MatchResult(
+                    *match,
+                    means[own],
+                    float(returns.min()),
+                    math.sqrt(spread / len(returns)),
+                    len(returns),
+                    means["episode_length"],
+                    means["terminated_fraction"],
+                )
+            )
+            # The return of a role that is trained counts where it is the one that plays.
+            if self._metric not in own_metrics.values() or self._metric == own:
+                scores.setdefault(match.role, []).append(means[self._metric or own])
+        return fmean(map(fmean, scores.values()))
+
+    def _played(self, match: Match) -> dict[str, torch.Tensor]:
+        """Metric -> (episodes of all processes,) float64."""
+        world = self._trainer.world
         if self._evaluator is None:
-            self._evaluator = Evaluator(trainer.env, self._share, trainer.world.rank * self._share)
-        scores = []
-        for role, metric in self._metrics.items():
-            others = [name for other, trained in self._trained.items() if other != role for name in trained]
-            scores.append(self._evaluator(trainer.role_policies(others), self._share, seed=SEED)[metric])
-        score = torch.tensor(scores, dtype=torch.float64, device=trainer.env.device).mean()
-        trainer.world.all_reduce_mean(score)
-        return float(score)
+            self._evaluator = Evaluator(self._trainer.env, self._share, world.rank * self._share)
+        actors = self.opponents.role_policies(match)
+        played = self._evaluator.of_each_episode(actors, self._share, seed=SEED)
+        of_all = {}
+        for name, values in played.items():
+            rows = values.new_zeros((world.size, self._share))
+            rows[world.rank] = values
+            world.all_reduce_sum(rows)  # of one value and zeros: exact
+            of_all[name] = rows.flatten()
+        return of_all
 
     def close(self) -> None:
         """Release the memory of the environment in which the episodes are played."""

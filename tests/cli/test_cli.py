@@ -24,6 +24,7 @@ from gpu_vecenv.cli.evaluate import Evaluate
 from gpu_vecenv.cli.exploit import Exploit
 from gpu_vecenv.cli.export import Export
 from gpu_vecenv.cli.main import COMMANDS, main
+from gpu_vecenv.cli.opponents import OpponentOptions
 from gpu_vecenv.cli.plot import Plot
 from gpu_vecenv.cli.train import AlgorithmName, Train
 from gpu_vecenv.compile.codegen import generate_header
@@ -70,8 +71,8 @@ def newest(run):
     return load_checkpoint(max((run / "checkpoints").glob("iteration-*")))
 
 
-def read_log(run):
-    with (run / "metrics.csv").open(newline="") as file:
+def read_log(run, name="metrics.csv"):
+    with (run / name).open(newline="") as file:
         return list(csv.DictReader(file))
 
 
@@ -166,7 +167,7 @@ def test_the_help_of_bench_names_its_options(command):
 def test_help_mentions_every_field(verb, name, command):
     code, output, errors = command(verb, name, "--help")
     assert (code, errors) == (0, [])
-    assert_mentioned([GAMES[name]] + [Train, PPOConfig, RunConfig] * (verb == "train"), output)
+    assert_mentioned([GAMES[name]] + [Train, PPOConfig, RunConfig, OpponentOptions] * (verb == "train"), output)
     comments = re.findall(r"^    \w+: .*?  # (.{12})", Path(inspect.getfile(GAMES[name])).read_text(), re.MULTILINE)
     assert comments
     others = ["per epoch", "of each evaluation", "one policy for the agents of a role"] * (verb == "train")
@@ -176,7 +177,7 @@ def test_help_mentions_every_field(verb, name, command):
 def test_help_mentions_the_fields_of_the_algorithm(command):
     code, output, errors = command("train", "cartpole", "--algorithm", "pqn-vdn", "--help")
     assert (code, errors) == (0, [])
-    assert_mentioned([GAMES["cartpole"], Train, PQNConfig, RunConfig], output)
+    assert_mentioned([GAMES["cartpole"], Train, PQNConfig, RunConfig, OpponentOptions], output)
     assert "--clip" not in output and re.search(r"--mixing [^-]{9,400}\(default: vdn\)", output)
 
 
@@ -188,7 +189,9 @@ def test_games_have_presets_of_algorithms_that_exist():
 
 def assert_mentioned(kinds, output):
     mentioned = set(re.findall(r"--[a-z][a-z0-9-]*", output))
-    apart = {"game_name", "run", "runs", "learner"} | ({"game"} if Train in kinds else set())  # positional, or nested
+    apart = {"game_name", "run", "runs", "learner", "opposition"} | (
+        {"game"} if Train in kinds else set()
+    )  # positional, or nested
     for name in {field.name for kind in kinds for field in dataclasses.fields(kind)} - apart:
         assert f"--{name.replace('_', '-')}" in mentioned
 
@@ -225,12 +228,17 @@ def test_train_leaves_curve_checkpoint_metrics_and_evaluation(game, options, com
     assert (code, errors) == (0, [])
     folder = tmp_path / "here" / "run"
     assert os.listdir(tmp_path) == ["here"]
-    files = {"evaluation.json", "learning_curve.png", "metrics.csv"}
+    files = {"evaluation.json", "evaluations.csv", "learning_curve.png", "metrics.csv"}
     for name in (*files, "checkpoints/iteration-00000009.safetensors"):
         assert f"here/run/{name}" in output
     assert re.search(r"^to watch it +gpu-vecenv replay record here/run$", output, re.MULTILINE)
     assert set(os.listdir(folder)) == {*files, "settings.json", "checkpoints", "tensorboard", ".lock"}
-    assert sorted(os.listdir(folder / "checkpoints")) == ["best.safetensors", "iteration-00000009.safetensors"]
+    assert sorted(os.listdir(folder / "checkpoints")) == [
+        "best.safetensors",
+        "initial.safetensors",
+        "iteration-00000000.safetensors",
+        "iteration-00000009.safetensors",
+    ]
 
     rows = read_log(folder)
     assert [int(row["iteration"]) for row in rows] == list(range(1, 10))
@@ -253,8 +261,12 @@ def test_train_leaves_curve_checkpoint_metrics_and_evaluation(game, options, com
     assert load_checkpoint(folder / "checkpoints" / "best.safetensors")[1] == manifest  # there is no other
 
     results = json.loads((folder / "evaluation.json").read_text())
-    assert list(results) == ["all random", "tagger trained", "runner trained", "all trained"]
+    kinds = ("random", "still", "initial") if game == "tag_gridworld" else ("random", "initial")  # which has a no-op
+    against = [f"{role} against {name}" for role in ("tagger", "runner") for name in kinds]
+    assert list(results) == ["all random", *against, "all trained"]
     assert all(name in output for name in results)
+    evaluations = read_log(folder, "evaluations.csv")
+    assert [f"{row['role']} against {row['opponent']}" for row in evaluations] == against
     for metrics in results.values():
         assert metrics["episodes"] == 5 and 0 <= metrics["terminated_fraction"] <= 1
         assert 1 <= metrics["episode_length"] <= 13
@@ -1140,6 +1152,7 @@ def test_evaluate_prints_json(trained, command):
     wanted = {"game": "tag_gridworld", "run": str(trained), "greedy": False, **played(trained, 20, 20)}
     assert said == wanted
     metrics = {"episodes", "episode_length", "terminated_fraction", "return_tagger", "return_runner"}
+    metrics |= {"worst_return_tagger", "worst_return_runner"}
     assert set(said) == {"game", "run", "greedy"} | metrics
 
 
@@ -1153,7 +1166,8 @@ def test_evaluate_prints_the_table_of_train(trained, command, monkeypatch):
         f"tag_gridworld: 20 episodes, {metrics['distinct_episodes']} distinct episodes; most likely actions; "
         "runner=random",
         "the runner was caught",
-        "return, tagger",
+        "mean, tagger",
+        "worst, tagger",
     ]
     words += [f"{metrics['terminated_fraction']:.1%}", f"{metrics['return_tagger']:.2f}", trained.name]
     assert [word for word in words if word not in output] == []

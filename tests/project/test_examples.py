@@ -195,7 +195,8 @@ def test_predator_prey_trains_by_its_path(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "run" / "checkpoints" / "iteration-00000004.safetensors").is_file()
     results = json.loads((tmp_path / "run" / "evaluation.json").read_text())
-    assert list(results) == ["all random", "predator trained", "prey trained", "all trained"]
+    against = [f"{role} against {name}" for role in ("predator", "prey") for name in ("random", "initial")]
+    assert list(results) == ["all random", *against, "all trained"]
 
 
 def predator_prey(device: str, num_envs: int, **config: Any) -> tuple[VecEnv, list[PredatorPreyOracle]]:

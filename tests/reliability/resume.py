@@ -93,6 +93,15 @@ def table(run: Path) -> list[dict[str, str]]:
     return [{k: v for k, v in row.items() if not TIMES.fullmatch(k)} for row in rows]
 
 
+def evaluation_rows(run: Path) -> list[dict[str, str]]:
+    """The rows of evaluations.csv without times; none if there is no such file."""
+    path = run / "evaluations.csv"
+    if not path.is_file():
+        return []
+    with path.open(newline="") as file:
+        return [{k: v for k, v in row.items() if k != "seconds"} for row in csv.DictReader(file)]
+
+
 def same_bits(one: Path, other: Path) -> bool:
     """Whether the tensors of two checkpoints are bitwise equal."""
     return equal_bits(load_checkpoint(one)[0], load_checkpoint(other)[0])
@@ -107,6 +116,9 @@ def differences(one: Path, other: Path) -> list[str]:
     for row, another in zip(rows, others, strict=False):
         if different := [key for key in row.keys() | another.keys() if row.get(key) != another.get(key)]:
             found.append(f"row {row['iteration']} and row {another['iteration']} differ in {sorted(different)}")
+    during = [evaluation_rows(run) for run in (one, other)]
+    if during[0] != during[1]:
+        found.append(f"evaluations.csv: {during[0]} and {during[1]}")
     evaluations = [json.loads((run / "evaluation.json").read_text()) for run in (one, other)]
     if evaluations[0] != evaluations[1]:
         found.append(f"evaluation.json: {evaluations[0]} and {evaluations[1]}")

@@ -207,6 +207,7 @@ def test_only_the_first_process_writes_metrics(alone):
         ".lock",
         "checkpoints",
         "evaluation.json",
+        "evaluations.csv",
         "learning_curve.png",
         "metrics.csv",
         "settings.json",

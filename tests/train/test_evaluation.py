@@ -71,6 +71,8 @@ def test_metrics_are_those_of_the_completed_episodes(episodes, device):
         "terminated_fraction": 1 - truncates.mean(),
         "return_lead": np.mean([paid(agent, lengths) for agent in (0, 1)]),
         "return_other": np.mean([paid(agent, stays) for agent in (2, 3, 4)]),
+        "worst_return_lead": np.mean([paid(agent, lengths.min()) for agent in (0, 1)]),
+        "worst_return_other": np.mean([paid(agent, stays.min()) for agent in (2, 3, 4)]),
     }
     assert found == pytest.approx(expected, rel=1e-6)  # sums are whole numbers; only means are rounded
 
@@ -99,6 +101,8 @@ def test_evaluation_plays_the_episodes_that_a_loop_by_hand_plays(device):
             "terminated_fraction": terminated.double().mean().item(),
             "return_tagger": returns[:, :3].mean().item(),
             "return_runner": returns[:, 3:].mean().item(),
+            "worst_return_tagger": returns[:, :3].mean(1).min().item(),
+            "worst_return_runner": returns[:, 3:].mean(1).min().item(),
         },
         rel=1e-6,
     )

@@ -1,6 +1,7 @@
 """Learning curves: what is read from a run's table, and what is drawn from it."""
 
 import csv
+import json
 import math
 import re
 import subprocess
@@ -187,7 +188,7 @@ def test_iterations_in_which_no_episode_ended_say_nothing_about_episodes(tmp_pat
     returns, episodes = (panel[COLOURS[0]][0] for panel in lines_of(tmp_path / "curve.svg"))
     assert heights(returns) == [0, 0.5, 1] and len(episodes) == 5
     begun = written(tmp_path / "begun", [row(1, episodes=0), row(2, episodes=0)])
-    assert plot_runs([begun], tmp_path / "begun.svg") and lines_of(tmp_path / "begun.svg") == [{}, {}]
+    assert plot_runs([begun], tmp_path / "begun.svg") and lines_of(tmp_path / "begun.svg") == [{}]
     assert plot_runs([written(tmp_path / "empty", [])], tmp_path / "empty.svg") is True
 
 
@@ -290,6 +291,101 @@ def test_wrong_arguments(tmp_path):
     with pytest.raises(ConfigError, match="x is 'seconds', but a run has no such column"):
         plot_runs([old], out, x="seconds")
     assert not out.exists()
+
+
+# Evaluations against fixed opponents
+
+
+def evaluated(folder, points, random=None):
+    """Give a run evaluations, (role, opponent) -> mean returns, and the returns of random play, by role."""
+    with (folder / "evaluations.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["iteration", "env_steps", "seconds", "role", "opponent", "mean_return"])
+        for (role, opponent), values in points.items():
+            writer.writerows([i, 100 * i, 2.0 * i, role, opponent, value] for i, value in enumerate(values, 1))
+    if random is not None:
+        results = {"all random": {"episodes": 3, **{f"return_{role}": value for role, value in random.items()}}}
+        (folder / "evaluation.json").write_text(json.dumps(results))
+    return folder
+
+
+def of_two_roles(folder, learn=("tagger", "runner")):
+    rates = {f"learning_rate_{role}": 0.1 for role in learn}
+    rows = [{**row(i), "return_tagger": 1.0 * i, "return_runner": 0.0, **rates} for i in (1, 2, 3)]
+    return written(folder, [{key: value for key, value in one.items() if key != "return_agent"} for one in rows])
+
+
+def test_a_roles_panel_has_its_evaluations_and_random_play(tmp_path):
+    points = {("tagger", "random"): [0, 4, 2], ("tagger", "still"): [1, 1, 3], ("runner", "random"): [0, 0, 0]}
+    folder = evaluated(of_two_roles(tmp_path / "run"), points, {"tagger": -1.0, "runner": 0.5})
+    plot_runs([folder], tmp_path / "curve.svg")
+    tagger, runner, length = lines_of(tmp_path / "curve.svg")
+    assert [heights(tagger[colour][0]) for colour in COLOURS[1:3]] == [[0, 1, 0.5], [0, 0, 1]]
+    assert set(tagger) == {*COLOURS[:3], "#777777"} and set(runner) == {*COLOURS[:2], "#777777"}
+    lowest = min(y for curves in tagger.values() for curve in curves for _, y in curve)
+    assert [y for _, y in tagger["#777777"][0]] == [lowest] * 2 and set(length) == {COLOURS[0]}
+    words = words_of(tmp_path / "curve.svg")
+    assert {"against random", "against still", "random play"} <= set(words)
+
+
+def test_several_runs_keep_their_colours_and_opponents_differ_in_markers(tmp_path):
+    names = {("tagger", "random"): [0, 4, 2], ("tagger", "still"): [1, 1, 3]}
+    runs = [evaluated(of_two_roles(tmp_path / name), names) for name in ("one-seed0", "one-seed1", "two")]
+    plot_runs(runs, tmp_path / "curve.svg")
+    tagger = lines_of(tmp_path / "curve.svg")[0]
+    assert {colour: len(curves) for colour, curves in tagger.items()} == {COLOURS[0]: 3, COLOURS[1]: 3}
+
+
+@pytest.mark.parametrize(
+    ("learn", "count"), [(("tagger", "runner"), 2), (("tagger+runner",), 2), (("tagger_0", "tagger_1"), 1), ((), 0)]
+)
+def test_titles_say_where_the_opponent_learns_too(learn, count, tmp_path):
+    folder = evaluated(of_two_roles(tmp_path / "run", learn), {("runner", "random"): [1, 2, 3]})
+    plot_runs([folder], tmp_path / "curve.svg")
+    assert words_of(tmp_path / "curve.svg").count("in training the opponent learns too") == count
+
+
+def test_time_is_drawn_beside_steps(tmp_path):
+    points = {("agent", "none"): [1, 2, 4]}
+    plot_runs([evaluated(returning(tmp_path / "run", [0, 1, 4]), points)], tmp_path / "curve.svg", x="both")
+    panels, words = lines_of(tmp_path / "curve.svg"), words_of(tmp_path / "curve.svg")
+    assert len(panels) == 4 and heights(panels[0][COLOURS[0]][0]) == heights(panels[1][COLOURS[0]][0])
+    assert words.count("env-steps (all environments)") == words.count("training time (seconds)") == 2
+    assert heights(panels[1][COLOURS[1]][0]) == [0, round(1 / 3, 4), 1]
+
+
+def test_panels_without_information_are_left_out(tmp_path):
+    nothing = {"return_runner": float("nan"), "return_chaser": 0.0, "episode_length": 0.0}
+    folder = written(tmp_path / "run", [row(i, **nothing) for i in (1, 2)])
+    plot_runs([folder], tmp_path / "curve.svg")
+    assert len(lines_of(tmp_path / "curve.svg")) == 1 and "return, agent" in words_of(tmp_path / "curve.svg")
+    plot_runs([folder], tmp_path / "curve.svg", metrics=["return_chaser"])  # as it was asked for
+    assert "return, chaser" in words_of(tmp_path / "curve.svg")
+    evaluated(folder, {("runner", "random"): [1, 2]})
+    plot_runs([folder], tmp_path / "curve.svg")
+    assert {"return, agent", "return, runner"} <= set(words_of(tmp_path / "curve.svg"))
+
+
+def test_no_point_is_of_episodes_that_ended_early_alone(tmp_path):
+    rows = [row(i, first_episodes=max(3 - i, 0), return_agent=value) for i, value in enumerate([9, 8, 1, 2, 3], 1)]
+    plot_runs([written(tmp_path / "run", rows)], tmp_path / "curve.svg", metrics=["return_agent"])
+    assert heights(lines_of(tmp_path / "curve.svg")[0][COLOURS[0]][0]) == [0, 0.5, 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("evaluations.csv", "env_steps,seconds,role,opponent,mean_return\n1,x,a,b,2\n", "line 2, is damaged"),
+        ("evaluations.csv", "env_steps,seconds\n1,2\n", "line 2, is damaged: KeyError"),
+        ("evaluation.json", "[]", "is damaged"),
+        ("evaluation.json", "{", "is damaged"),
+    ],
+)
+def test_a_damaged_evaluation_is_named(name, content, message, tmp_path):
+    folder = returning(tmp_path / "run", [1, 2])
+    (folder / name).write_text(content)
+    with pytest.raises(ConfigError, match=f"{re.escape(name)}.*{message}"):
+        plot_runs([folder], tmp_path / "curve.svg")
 
 
 @pytest.mark.slow

@@ -366,7 +366,8 @@ def test_a_new_run_has_a_checkpoint_before_its_first_iteration(command, trained,
 @pytest.mark.parametrize("keep", [1, 2])
 def test_so_many_checkpoints_are_kept_and_the_best(keep, command, trained):
     alone = trained("alone", 7, "--keep", keep)
-    assert sorted(names(alone)) == ["best.safetensors", *(f"iteration-{i:08d}.safetensors" for i in range(8 - keep, 8))]
+    newest = [f"iteration-{i:08d}.safetensors" for i in range(8 - keep, 8)]
+    assert sorted(names(alone)) == ["best.safetensors", "initial.safetensors", *newest]
 
 
 def test_a_kill_before_the_best_checkpoint_has_its_name_loses_it_not(command, device, trained, monkeypatch, tmp_path):
@@ -469,7 +470,7 @@ def test_no_symbolic_link_in_a_run_folder_is_followed(command, tmp_path):
     run, other = tmp_path / "run", tmp_path / "other"
     run.mkdir()
     other.mkdir()
-    for name in ("metrics.csv", "evaluation.json", "learning_curve.png", "settings.json"):
+    for name in ("metrics.csv", "evaluations.csv", "evaluation.json", "learning_curve.png", "settings.json"):
         (other / name).write_text("of somebody else")
         (run / name).symlink_to(other / name)
     (run / "tensorboard").symlink_to(other, target_is_directory=True)
@@ -500,7 +501,8 @@ def test_a_run_without_a_checkpoint_is_started_again_not_taken_up(draft, command
     alone = trained("alone", 3)
     run = interrupted(alone, 0)
     file_of(run, 0).unlink()
-    (run / "checkpoints" / "best.safetensors").unlink()
+    for name in ("best", "initial"):
+        (run / "checkpoints" / f"{name}.safetensors").unlink()
     if draft:
         (run / "checkpoints" / ".iteration-00000000.safetensors.0123456789ab.draft").write_bytes(b"half of it")
     else:

@@ -13,9 +13,11 @@ from gpu_vecenv.cli.main import main
 from gpu_vecenv.errors import ConfigError, NonFiniteError
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.run import RunConfig, run, run_seeds
+from gpu_vecenv.train.seed_statistics import bootstrap_interval
 from gpu_vecenv.train.trainer import Trainer
 
 SEEDS = (3, 4, 5)
+PAIRINGS = [f"{role} against {name}" for role in ("tagger", "runner") for name in ("random", "still", "initial")]
 ITERATIONS, STEPS = 6, 16  # env-steps of an iteration with these options
 OPTIONS = "--num-envs 4 --num-steps 4 --num-minibatches 2 --num-epochs 1 --hidden-sizes 8 --normalize-obs".split()
 OPTIONS += "--checkpoint-seconds 0 --keep 100 --digests --episodes 4 --best-episodes 4 --best-interval 0".split()
@@ -62,8 +64,12 @@ def test_beside_the_runs_are_their_seeds_the_curve_and_the_evaluation_of_all(run
         returns = [one[name]["return_tagger"] for one in each.values()]
         assert summary["mean"]["return_tagger"] == pytest.approx(sum(returns) / len(returns), abs=1e-9)
         assert summary["worst"]["return_tagger"] == min(returns)
-        assert set(summary["worst"]) == {"return_tagger", "return_runner"}
-    assert set(found) == {"all random", "tagger trained", "runner trained", "all trained"}
+        assert set(summary["worst"]) == {f"{s}return_{r}" for r in ("tagger", "runner") for s in ("", "worst_")}
+        interval = bootstrap_interval(returns)
+        names = ("interquartile_mean", "interval_low", "interval_high")
+        assert tuple(summary[statistic]["return_tagger"] for statistic in names) == interval
+        assert summary["worst"]["worst_return_tagger"] == min(one[name]["worst_return_tagger"] for one in each.values())
+    assert list(found) == ["all random", *PAIRINGS, "all trained"]
 
 
 def test_the_table_and_the_progress_tell_of_all_seeds(command, monkeypatch, device):
@@ -75,14 +81,16 @@ def test_the_table_and_the_progress_tell_of_all_seeds(command, monkeypatch, devi
     (last,) = re.findall(r"^train: 100%.*$", output, re.MULTILINE)
     number = r"-?\d+\.\d\d"
     assert re.search(rf"2 seeds  return: tagger {number} \(worst {number}\) runner {number} \(worst {number}\)", last)
-    rows = re.findall(r"^│ (\w+ \w+)\s*│ (\w+)\s*│.*│\s*(-?[\d.]+) │\s*(-?[\d.]+) │$", output, re.MULTILINE)
-    pairings = ["tagger trained", "runner trained", "all trained"]
+    cells = r"\s*│\s*(-?[\d.]+) " * 4  # mean and worst of both roles
+    rows = re.findall(rf"^│ ([\w ]+?)\s*│ (\w+)\s*│.*?{cells}│$", output, re.MULTILINE)
+    pairings = [*PAIRINGS, "all trained"]
     expected = [("all random", "mean")] + [(p, row) for p in pairings for row in ("0", "1", "mean", "worst")]
     assert [row[:2] for row in rows] == expected
     by_row = {row[:2]: float(row[2]) for row in rows}
     for pairing in pairings:
         ones = [by_row[pairing, seed] for seed in ("0", "1")]
         assert by_row[pairing, "worst"] == min(ones)
+        assert re.search(rf"^│ {pairing}\s*│ IQM, low ", output, re.MULTILINE)
         assert by_row[pairing, "mean"] == pytest.approx(sum(ones) / 2, abs=0.01)  # printed with two digits
 
 

@@ -16,6 +16,7 @@ from gpu_vecenv.declare.env import i32
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.checkpoint import load_checkpoint
 from gpu_vecenv.train.evaluation import Evaluator, evaluate
+from gpu_vecenv.train.fixed_opponents import FixedOpponents
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.run import RunConfig, run
 from gpu_vecenv.train.selection import SEED, Selection
@@ -106,13 +107,17 @@ def test_training_is_the_same_with_and_without(tmp_path, device):
         ("episode_length", [("runner", "episode_length"), ("tagger", "episode_length")]),
     ],
 )
-def test_a_score_is_the_mean_over_trained_roles_that_play_alone(metric, pairs, device):
-    trainer = Trainer(leaving(device), SMALL, seed=4)
+def test_a_score_is_the_mean_over_trained_roles_and_their_opponents(metric, pairs, device):
+    trainer, initial = (Trainer(leaving(device), SMALL, seed=4) for _ in range(2))
     selection = Selection(trainer, metric, 6, 0)
     trainer.train_iteration()
     assert selection.is_best()
-    expected = fmean(trainer.evaluate(6, random_roles=[other], seed=SEED)[name] for other, name in pairs)
-    assert selection.state.best == expected and selection.state.best_iteration == 1
+    scores = []
+    for other, name in pairs:
+        for opponent in (None, initial.policies[other]):
+            scores.append(evaluate(trainer.env, {**trainer.policies, other: opponent}, 6, seed=SEED)[name])
+    assert selection.state.best == pytest.approx(fmean(scores), rel=1e-12)  # a mean of means, or of all at once
+    assert selection.state.best_iteration == 1
     assert not selection.is_best()  # the same again is no better
     selection.close()
 
@@ -121,7 +126,7 @@ def test_agents_of_a_role_play_together(device):
     """With policies of their own; a frozen one by its policy, also where the others of its role act randomly."""
     specs = {name: PolicySpec(train=name != "tagger_1") for name in ("tagger_0+tagger_2", "tagger_1", "runner")}
     trainer = Trainer(leaving(device), SMALL, policies=specs, seed=4)
-    selection = Selection(trainer, None, 6, 0)
+    selection = Selection(trainer, None, 6, 0, FixedOpponents(trainer, ["random"]))
     assert selection.is_best()
     alone = [(["runner"], "return_tagger"), (["tagger_0", "tagger_2"], "return_runner")]
     scores = [trainer.evaluate(6, random_roles=random, seed=SEED)[name] for random, name in alone]
@@ -145,7 +150,7 @@ def test_frozen_roles_are_opponents_by_their_policies(device):
 
 def test_a_score_is_due_after_training_episodes_in_proportion_to_its_own():
     selection = Selection(Trainer(leaving("cpu"), SMALL), None, 3, 10)
-    for episodes, due in ((59.0, False), (60.0, True)):  # 10 x 3 episodes x 2 roles
+    for episodes, due in ((119.0, False), (120.0, True)):  # 10 x 3 episodes x 2 roles x 2 opponents
         selection.state.training_episodes = episodes
         assert selection.due() is due
     selection.is_best()

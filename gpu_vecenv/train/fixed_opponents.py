@@ -1,0 +1,207 @@
+"""Fixed opponents: what each role that a trainer trains is evaluated against, while and after it learns."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from gpu_vecenv.declare.env import Env
+from gpu_vecenv.envs.importing import absolute, imported
+from gpu_vecenv.errors import CheckpointCorruptError, ConfigError, nearest
+from gpu_vecenv.train.evaluation import RolePolicy, replaced
+from gpu_vecenv.train.opponent_ranges import noop_of
+from gpu_vecenv.train.opponents_config import RANDOM, STILL
+from gpu_vecenv.train.policy import Policy
+from gpu_vecenv.train.role_view import role_of
+from gpu_vecenv.train.trainer import Trainer
+
+INITIAL = "initial"  # the policies with which the run began
+KINDS = (RANDOM, STILL, INITIAL)
+FROZEN, NONE = "frozen", "none"  # of a role beside which nothing learns: all others are frozen, or there are none
+
+
+class Match(NamedTuple):
+    """A role that is trained, and a fixed opponent that plays the others."""
+
+    role: str
+    opponent: str
+
+    @property
+    def name(self) -> str:
+        """In tables."""
+        return f"{self.role} against {self.opponent}"
+
+
+class Script(NamedTuple):
+    """A script that is an opponent: whose agents it plays, and ``file.py:name`` or ``module:name``."""
+
+    agents: str
+    source: str
+
+    @property
+    def name(self) -> str:
+        """As an opponent."""
+        return self.source.rpartition(":")[2]
+
+
+def parsed_scripts(texts: Sequence[str]) -> tuple[Script, ...]:
+    """The scripts that texts such as "runner=file.py:name" name; a file's path is the whole one.
+
+    Raises:
+        ConfigError: A text has another form, or a name is that of another opponent of the same agents.
+    """
+    found = []
+    for text in texts:
+        agents, equal, source = text.partition("=")
+        if not equal or not agents or ":" not in source:
+            raise ConfigError(f"eval_scripts has {text!r}; expected role=file.py:name or role=module:name")
+        found.append(Script(agents, absolute(source)))
+    names = [(script.agents, script.name) for script in found]
+    taken = {*KINDS, FROZEN, NONE}
+    if wrong := [name for name in names if name[1] in taken or names.count(name) > 1]:
+        raise ConfigError(
+            f"eval_scripts has an opponent {wrong[0][1]!r} of {wrong[0][0]}; expected names that are used once and "
+            f"none of {', '.join(KINDS)}: rename the function"
+        )
+    return tuple(found)
+
+
+class FixedOpponents:
+    """The fixed opponents of each role that a trainer trains, and who acts in a match against one.
+
+    In a match the policies of one role act as they are now. The agents of other roles that learn are played by the
+    opponent: "random", uniform actions; "still", the no-op that the game declares; "initial", the policies with which
+    the run began. A script plays its own agents, and those that learn beside it act randomly. Frozen policies act as
+    they are. Where no others learn there is a single opponent without a script: "frozen", or "none" if there are no
+    other roles.
+
+    Attributes:
+        matches: All of them.
+
+    Args:
+        trainer: The trainer; a new one, whose policies are those with which the run begins.
+        kinds: Some of "random", "still" and "initial"; "still" is left out where the game declares no ``noop``.
+        scripts: Further opponents. ``name`` is a function of the configured game that returns the actor, a function of
+            observations (num_envs, count, *shape) that returns actions.
+
+    Raises:
+        ConfigError: There is no such kind, script, role or agent, or a script plays against no role that is trained.
+    """
+
+    def __init__(self, trainer: Trainer, kinds: Sequence[str] = KINDS, scripts: Sequence[Script] = ()) -> None:
+        if wrong := [kind for kind in kinds if kind not in KINDS or kinds.count(kind) > 1]:
+            raise ConfigError(f"eval_opponents has {wrong[0]!r}; expected some of {', '.join(KINDS)}, each once")
+        self._trainer, game, device = trainer, trainer.env.game, trainer.env.device
+        names = [name for learner in trainer.learners.values() for name in learner.policy.view.names]
+        # Of each role the roles and agents that are trained.
+        self._trained = {role: [n for n in names if role_of(game, n) == role] for role in game.layout.roles}
+        self._still: dict[str, RolePolicy] = {}
+        if STILL in kinds and game.noop is not None:
+            for role in game.layout.present_roles:
+                if not isinstance(game.noop, Mapping) or role in game.noop:
+                    self._still[role] = StandingStill(game, role, device)
+        self._scripts: dict[Match, tuple[str, RolePolicy]] = {}
+        self.matches: list[Match] = []
+        for role in (role for role, trained in self._trained.items() if trained):
+            others = [other for other in self._trained if other != role and self._trained[other]]
+            if others:
+                self.matches += [
+                    Match(role, kind) for kind in kinds if kind != STILL or self._still.keys() >= {*others}
+                ]
+            else:
+                apart = any(name != role for name in game.layout.present_roles)
+                self.matches.append(Match(role, FROZEN if apart else NONE))
+        self._initial = (
+            {name: copy.deepcopy(policy) for name, policy in trainer.policies.items()}
+            if self.is_against(INITIAL)
+            else dict[str, Policy]()
+        )
+        self._add_scripts(scripts)
+
+    def _add_scripts(self, scripts: Sequence[Script]) -> None:
+        game = self._trainer.env.game
+        known = [*game.layout.present_roles, *game.layout.agent_names]
+        for agents, source in scripts:
+            if agents not in known:
+                raise ConfigError(f"eval_scripts has {agents!r}; {nearest(agents, known)}")
+            script = imported("eval_scripts", source)
+            actor = script(game) if callable(script) else None
+            if not callable(actor):
+                raise ConfigError(
+                    f"eval_scripts: {source} is {script!r:.80}; expected a function of the configured game that "
+                    "returns an actor, a function of observations"
+                )
+            own = role_of(game, agents)
+            against = [role for role, trained in self._trained.items() if trained and role != own]
+            if not against:
+                raise ConfigError(f"eval_scripts: {source} plays {agents}, against whom no other role is trained")
+            for role in against:
+                match = Match(role, source.rpartition(":")[2])
+                if match in self._scripts:
+                    raise ConfigError(f"eval_scripts has two opponents {match.opponent!r} of {role}; rename a function")
+                self._scripts[match] = agents, actor
+                self.matches.append(match)
+
+    def load_initial(self, tensors: Mapping[str, torch.Tensor], where: str) -> None:
+        """Take the weights of "initial" from a checkpoint.
+
+        Raises:
+            CheckpointCorruptError: It is of other policies.
+        """
+        for name, policy in self._initial.items():
+            start = f"policy.{name}."
+            own = {key.removeprefix(start): tensor for key, tensor in tensors.items() if key.startswith(start)}
+            try:
+                policy.load_state_dict(own)
+            except RuntimeError as error:
+                raise CheckpointCorruptError(f"{where} is of other policies than {name}: {error}") from error
+
+    def is_against(self, kind: str) -> bool:
+        """Whether any match is against this opponent."""
+        return any(match.opponent == kind for match in self.matches)
+
+    def role_policies(self, match: Match) -> dict[str, RolePolicy]:
+        """The actors of a match, for ``evaluate``."""
+        trainer, game = self._trainer, self._trainer.env.game
+        others = [name for role, trained in self._trained.items() if role != match.role for name in trained]
+        found: dict[str, RolePolicy] = dict(trainer.role_policies(others))
+        if match in self._scripts:
+            agents, actor = self._scripts[match]
+            return replaced(game, found, {agents: actor})
+        if match.opponent == STILL:
+            found |= {name: self._still[role_of(game, name)] for name in others}
+        elif match.opponent == INITIAL:
+            initial = {name: policy for policy in self._initial.values() for name in policy.view.names}
+            found |= {name: initial[name] for name in others}
+        return found
+
+    def replaces(self, match: Match) -> bool:
+        """Whether the opponent differs from the policies that are trained, or frozen, beside the role."""
+        return match in self._scripts or match.opponent not in (FROZEN, NONE)
+
+
+class StandingStill:
+    """An actor that takes a role's no-op.
+
+    Args:
+        game: The game.
+        role: The role.
+        device: Of the observations.
+
+    Raises:
+        ConfigError: The declared no-op is no action of the role.
+    """
+
+    def __init__(self, game: Env, role: str, device: torch.device) -> None:
+        numbers = noop_of(game, role)
+        dtype = torch.float32 if role in game.layout.action.bounds else torch.int32
+        whole = torch.tensor(numbers, dtype=dtype, device=device)
+        self._action = whole if game.layout.action.shape else whole[0]
+
+    def __call__(self, obs: torch.Tensor) -> torch.Tensor:
+        """Actions (num_envs, count[, heads]), of observations (num_envs, count, *shape)."""
+        shape: tuple[Any, ...] = (*obs.shape[:2], *self._action.shape)
+        return self._action.expand(shape).contiguous()

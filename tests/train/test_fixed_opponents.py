@@ -1,0 +1,239 @@
+"""Fixed opponents of trained roles: who acts in a match, the table of evaluations, and what is refused."""
+
+import csv
+import json
+import math
+import sys
+
+import pytest
+import torch
+from reliability.resume import evaluation_rows
+from support.training import SMALL, leaving
+
+import gpu_vecenv
+from gpu_vecenv.errors import CheckpointCorruptError, ConfigError
+from gpu_vecenv.train.checkpoint import load_checkpoint
+from gpu_vecenv.train.evaluation import Evaluator
+from gpu_vecenv.train.evaluation_log import COLUMNS, EvaluationLog
+from gpu_vecenv.train.fixed_opponents import FixedOpponents, Match, Script, StandingStill, parsed_scripts
+from gpu_vecenv.train.ppo import PPOConfig
+from gpu_vecenv.train.run import RunConfig, run
+from gpu_vecenv.train.selection import SEED, MatchResult, Selection
+from gpu_vecenv.train.trainer import PolicySpec, Trainer
+
+SCRIPT = """import torch
+
+def right(game):
+    return lambda obs: torch.full(obs.shape[:2], 1, dtype=torch.int32, device=obs.device)
+
+def still(game):
+    return right(game)
+
+number = 3
+"""
+
+
+def grid(device, **arguments):
+    env = gpu_vecenv.make("tag_gridworld", 6, device, num_taggers=2, grid=5, max_steps=9)
+    return Trainer(env, SMALL, **arguments)
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "opponents_of_a_test.py"
+    path.write_text(SCRIPT)
+    yield path
+    sys.modules.pop(path.stem, None)
+
+
+def differ(one, other):
+    return any(not x.equal(y) for x, y in zip(one.parameters(), other.parameters(), strict=True))
+
+
+def test_who_acts_in_a_match(script, device):
+    trainer, beginning = grid(device, seed=3), grid(device, seed=3)
+    opponents = FixedOpponents(trainer, scripts=[Script("runner", f"{script}:right")])
+    trainer.train_iteration()
+    names = ["random", "still", "initial"]
+    expected = [("tagger", name) for name in names] + [("runner", name) for name in names] + [("tagger", "right")]
+    assert opponents.matches == expected
+    acting = {match.opponent: opponents.role_policies(match) for match in opponents.matches if match.role == "tagger"}
+    assert all(actors["tagger"] is trainer.policies["tagger"] for actors in acting.values())
+    assert acting["random"]["runner"] is None
+    obs = torch.zeros((6, 1, 9), device=device)
+    assert acting["still"]["runner"](obs).tolist() == [[0]] * 6 and acting["right"]["runner"](obs).tolist() == [[1]] * 6
+    assert not differ(acting["initial"]["runner"], beginning.policies["runner"])
+    assert differ(acting["initial"]["runner"], trainer.policies["runner"])
+
+
+def test_what_learns_beside_a_script_acts_randomly_and_frozen_roles_by_their_policies(device, script):
+    source = f"{script}:right"
+    specs = {"tagger_0": PolicySpec(), "tagger_1": PolicySpec(train=False), "runner": PolicySpec()}
+    trainer = grid(device, policies=specs)
+    opponents = FixedOpponents(trainer, ["random", "initial"], [Script("tagger_1", source)])
+    against = opponents.role_policies(Match("runner", "right"))
+    assert against["tagger_0"] is None and callable(against["tagger_1"])
+    assert opponents.role_policies(Match("runner", "initial"))["tagger_1"] is trainer.policies["tagger_1"]
+    frozen = grid(device, policies={"tagger": PolicySpec(), "runner": PolicySpec(train=False)})
+    opponents = FixedOpponents(frozen, scripts=[Script("runner", source)])
+    assert opponents.matches == [("tagger", "frozen"), ("tagger", "right")]
+    assert opponents.role_policies(Match("tagger", "frozen")) == frozen.policies
+    alone = FixedOpponents(Trainer(gpu_vecenv.make("cartpole", 4, device), SMALL))
+    assert alone.matches == [("agent", "none")] and not alone.replaces(alone.matches[0])
+
+
+@pytest.mark.parametrize(
+    ("noop", "expected", "dtype"),
+    [(None, [[[1, 3]] * 3] * 2, torch.int32), ({"runner": (1, 3)}, [[[1, 3]] * 3] * 2, torch.int32)],
+)
+def test_standing_still_is_the_declared_action(noop, expected, dtype, device, monkeypatch):
+    env = leaving(device)
+    monkeypatch.setattr(type(env.game), "noop", noop or (1, 3))
+    action = StandingStill(env.game, "runner", env.device)(torch.zeros((2, 3, 5), device=device))
+    assert action.tolist() == expected and action.dtype is dtype and action.is_contiguous()
+    matches = FixedOpponents(Trainer(env, SMALL)).matches
+    assert [match.role for match in matches if match.opponent == "still"] == (["tagger"] if noop else ROLES)
+
+
+ROLES = ["tagger", "runner"]
+
+
+def test_results_are_of_each_match(device):
+    trainer = grid(device, seed=3)
+    selection = Selection(trainer, None, 8, 0)
+    selection.is_best()
+    assert [(result.role, result.opponent) for result in selection.results] == selection.opponents.matches
+    evaluator = Evaluator(trainer.env, 8)
+    for match, result in zip(selection.opponents.matches, selection.results, strict=True):
+        played = evaluator.of_each_episode(selection.opponents.role_policies(match), 8, seed=SEED)
+        returns = played[f"return_{match.role}"].cpu().numpy()
+        # Sums of 8 numbers in another order.
+        expected = (
+            returns.mean(),
+            returns.min(),
+            returns.std(ddof=1) / 8**0.5,
+            8,
+            float(played["episode_length"].mean()),
+        )
+        assert result[2:7] == pytest.approx(expected, rel=1e-12)
+    assert len({result.mean_return for result in selection.results}) > 3
+    one = Selection(trainer, None, 1, 0)
+    one.is_best()
+    assert all(math.isnan(result.standard_error) for result in one.results)
+    for each in (selection, one, evaluator):
+        each.close()
+
+
+def test_a_run_leaves_a_table_and_a_summary_of_all_matches(device, tmp_path, capsys):
+    trainer = Trainer(grid(device).env, PPOConfig(total_steps=6 * 8 * 3, num_steps=8, hidden_sizes=(8,)))
+    config = RunConfig(episodes=5, best_episodes=4, best_interval=0, checkpoint_seconds=0)
+    run(trainer, tmp_path, config)
+    with (tmp_path / "evaluations.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert tuple(rows[0]) == COLUMNS and [row["iteration"] for row in rows] == ["1"] * 6 + ["2"] * 6 + ["3"] * 6
+    assert [row["env_steps"] for row in rows[::6]] == ["48", "96", "144"]
+    assert float(rows[0]["seconds"]) > 0
+    _, manifest = load_checkpoint(tmp_path / "checkpoints" / "best.safetensors")
+    best = [row for row in rows if row["iteration"] == str(manifest["iteration"])]
+    mean = sum(float(row["mean_return"]) for row in best) / 6
+    assert manifest["progress"]["selection"]["best"] == pytest.approx(mean, rel=1e-12)  # the mean of the roles' means
+    results, output = json.loads((tmp_path / "evaluation.json").read_text()), capsys.readouterr().out
+    against = [f"{role} against {name}" for role in ROLES for name in ("random", "still", "initial")]
+    assert list(results) == ["all random", *against, "all trained"] and all(name in output for name in against)
+    for found in results.values():
+        assert found["worst_return_tagger"] <= found["return_tagger"]
+
+
+def test_the_initial_opponent_is_that_of_the_checkpoint_after_a_resume(tmp_path):
+    """A resumed trainer may have begun with other weights, such as those of a network of one's own."""
+    config = RunConfig(episodes=2, best_episodes=4, best_interval=0, checkpoint_seconds=0, keep=1)
+    env, short = grid("cpu").env, PPOConfig(total_steps=6 * 8 * 2, num_steps=8, hidden_sizes=(8,))
+    for folder, seed in (("alone", 3), ("other", 3)):
+        run(Trainer(env, short, seed=seed), tmp_path / folder, config)
+    longer = PPOConfig(total_steps=6 * 8 * 4, num_steps=8, hidden_sizes=(8,))
+    for folder, own_weights in (("alone", False), ("other", True)):
+        trainer = Trainer(env, longer, seed=3)
+        if own_weights:
+            for policy in trainer.policies.values():
+                for parameter in policy.parameters():
+                    values = torch.linspace(-3, 3, parameter.numel())  # choices that are far from even
+                    parameter.data.copy_(values.view_as(parameter))
+        run(trainer, tmp_path / folder, config, resume=True)
+    alone, other = (evaluation_rows(tmp_path / folder) for folder in ("alone", "other"))
+    assert alone == other and [row["iteration"] for row in alone[::6]] == ["1", "2", "3", "4"]
+
+
+def test_a_run_without_its_initial_checkpoint_is_not_resumed_against_it(tmp_path):
+    config = RunConfig(episodes=2, best_episodes=4)
+    env, short = grid("cpu").env, PPOConfig(total_steps=6 * 8, num_steps=8, hidden_sizes=(8,))
+    run(Trainer(env, short), tmp_path, config)
+    initial = tmp_path / "checkpoints" / "initial.safetensors"
+    assert load_checkpoint(initial)[1]["iteration"] == 0
+    initial.unlink()
+    with pytest.raises(FileNotFoundError, match='leave "initial" out of eval_opponents'):
+        run(Trainer(env, short), tmp_path, config, resume=True)
+    opponents = RunConfig(episodes=2, best_episodes=4, eval_opponents=("random", "still"))
+    assert run(Trainer(env, short), tmp_path, opponents, resume=True) == 0
+    with pytest.raises(CheckpointCorruptError, match="somewhere is of other policies than tagger"):
+        FixedOpponents(Trainer(env, short)).load_initial({}, "somewhere")
+
+
+def test_a_table_of_evaluations_keeps_the_rows_before_a_resume(tmp_path):
+    path, result = tmp_path / "evaluations.csv", MatchResult("tagger", "random", 0.1, -1.0, math.nan, 1, 3.0, 1 / 3)
+    log = EvaluationLog(path)
+    assert not path.exists()
+    for iteration in (2, 4, 6):
+        log(iteration, 10 * iteration, 0.5, [result, result])
+    whole = path.read_bytes()
+    assert whole.splitlines()[1] == b"2,20,0.5,tagger,random,0.1,-1.0,nan,1,3.0,0.3333333333333333"
+    resumed = EvaluationLog(path, 4)
+    assert path.read_bytes().splitlines() == whole.splitlines()[:5]
+    resumed(4, 40, 0.5, [result, result])
+    resumed(6, 60, 0.5, [result, result])
+    assert path.read_bytes() == whole
+    EvaluationLog(path)
+    assert not path.exists()
+
+
+def test_wrong_opponents_are_refused(script):
+    trainer = grid("cpu")
+    for kinds, scripts, message in (
+        (["rnadom"], [], "eval_opponents has 'rnadom'; expected some of random, still, initial, each once"),
+        (["still", "still"], [], "eval_opponents has 'still'"),
+        ([], [Script("runer", f"{script}:right")], "eval_scripts has 'runer'; nearest: runner"),
+        ([], [Script("runner", f"{script}:wrong")], "has no 'wrong'"),
+        ([], [Script("runner", f"{script}:number")], "is 3; expected a function of the configured game"),
+        ([], [Script("runner", f"{script}:right"), Script("runner_0", f"{script}:right")], "two opponents 'right' of"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            FixedOpponents(trainer, kinds, scripts)
+    alone = Trainer(gpu_vecenv.make("cartpole", 4, "cpu"), SMALL)
+    with pytest.raises(ConfigError, match="plays agent, against whom no other role is trained"):
+        FixedOpponents(alone, scripts=[Script("agent", f"{script}:right")])
+    for text, message in (
+        ("runner", "eval_scripts has 'runner'; expected role=file.py:name"),
+        ("runner=file.py", "expected role=file.py:name"),
+        ("=file.py:name", "expected role=file.py:name"),
+        ("runner=file.py:still", "has an opponent 'still' of runner; expected names that are used once"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            parsed_scripts([text])
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_scripts_on_the_command_line_are_found_again_from_another_folder(script, tmp_path, monkeypatch):
+    from gpu_vecenv.cli.main import main
+
+    options = "tag_gridworld --num-envs 4 --num-steps 4 --num-minibatches 2 --hidden-sizes 8 --max-steps 5"
+    options += " --device cpu --episodes 2"
+    options += " --checkpoint-seconds 0 --best-interval 0 --best-episodes 2 --total-steps 32 --eval-opponents random"
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", *options.split(), "--eval-scripts", f"runner={script.name}:right", "--out", "run"]) == 0
+    names = [row["opponent"] for row in evaluation_rows(tmp_path / "run")]
+    assert names == ["random", "random", "right"] * 2
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert main(["train", "--resume", "../run", "--total-steps", "48"]) == 0
+    assert len(evaluation_rows(tmp_path / "run")) == 9
+    settings = json.loads((tmp_path / "run" / "settings.json").read_text())
+    assert settings["run"]["eval_scripts"] == [f"runner={script}:right"]
