@@ -189,9 +189,9 @@ def test_games_have_presets_of_algorithms_that_exist():
 
 def assert_mentioned(kinds, output):
     mentioned = set(re.findall(r"--[a-z][a-z0-9-]*", output))
-    apart = {"game_name", "run", "runs", "learner", "opposition"} | (
-        {"game"} if Train in kinds else set()
-    )  # positional, or nested
+    apart = {"game_name", "run", "runs"}  # positional, or nested
+    if Train in kinds:
+        apart |= {"game", "learner", "opposition"}
     for name in {field.name for kind in kinds for field in dataclasses.fields(kind)} - apart:
         assert f"--{name.replace('_', '-')}" in mentioned
 
