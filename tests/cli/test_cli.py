@@ -924,7 +924,8 @@ def test_one_policy_may_be_shared_by_all_roles(command, tmp_path):
     assert manifest["policies"]["tagger+runner"]["entropy_coefficient"] == 0.5
     assert "entropy_tagger+runner" in read_log(tmp_path / "run")[0]
     results = json.loads((tmp_path / "run" / "evaluation.json").read_text())
-    assert list(results) == ["all random", "tagger trained", "runner trained", "all trained"]
+    against = [f"{role} against {other}" for role in ("tagger", "runner") for other in ("random", "initial", "still")]
+    assert sorted(results) == sorted(["all random", *against, "all trained"])
     code, output, errors = command("evaluate", "run", "--json", "--episodes", "3", "--device", "cpu")
     assert (code, errors) == (0, []) and {"return_tagger", "return_runner"} < set(json.loads(output))
 
@@ -1093,10 +1094,10 @@ def test_what_is_no_reward_function_is_refused_before_anything_is_written(source
 
 def test_settings_hold_what_the_checkpoint_does_not(trained):
     settings = json.loads((trained / "settings.json").read_text())
-    run = dataclasses.asdict(RunConfig(episodes=5, checkpoint_seconds=0, digests=True))
+    run = json.loads(json.dumps(dataclasses.asdict(RunConfig(episodes=5, checkpoint_seconds=0, digests=True))))
     assert settings == {
         **{"format": 2, "game": "tag_gridworld", "device": "cpu", "graphs": True},
-        **{"reward": None, "run": run},
+        **{"reward": None, "opponents": OpponentOptions().settings(), "run": run},
     }
 
 

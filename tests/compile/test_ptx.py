@@ -36,6 +36,7 @@ from gpu_vecenv.train.fused_rollout import choose_tile, rollout_kernels
 from gpu_vecenv.train.gru_kernels import GRU_BACKWARD, GRU_FORWARD, gru_source
 from gpu_vecenv.train.layers import LAYER_GRADIENTS
 from gpu_vecenv.train.layerwise_kernels import LAYER_PRODUCT, Layers, Product, layerwise_kernels, layerwise_source
+from gpu_vecenv.train.opponent_kernels import OPPONENT_RESULTS
 from gpu_vecenv.train.perceptron import FORWARD, gradient_signature, perceptron_of
 from gpu_vecenv.train.policy import Precision
 from gpu_vecenv.train.ppo import PPOConfig, make_policy
@@ -152,6 +153,7 @@ OF_NO_GAME = {
         normalizer_kernels.REWARD_MOMENTS,
         normalizer_kernels.UPDATE_NORMALIZER,
     ],
+    "opponents": [OPPONENT_RESULTS],
     "optimizer": optimizer.KERNELS,
 }
 

@@ -17,7 +17,7 @@ from gpu_vecenv.compile.backends.host import HostBackend
 from gpu_vecenv.compile.codegen import game_source, generate_header
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.declare.layout import CONSTANT_NAME
-from gpu_vecenv.envs.registry import ENV_ID, GAMES
+from gpu_vecenv.envs.registry import ENV_ID, GAMES, versions
 from gpu_vecenv.errors import CompilerError, ConfigError, EnvDefinitionError, UnknownGameError
 
 
@@ -97,7 +97,9 @@ def test_registered_ids_follow_gymnasiums_grammar():
         spec = gymnasium.spec(name)
         assert str(spec.entry_point).startswith("gpu_vecenv.views.gymnasium_env:")
         assert str(spec.vector_entry_point).startswith("gpu_vecenv.views.gymnasium_env:")
-        assert set(spec.kwargs) == {"game"} and type(spec.kwargs["game"]) is str
+        game = spec.kwargs["game"]
+        assert type(game) is str
+        assert {**spec.kwargs} in [{"game": game, **config} for config in versions(GAMES[game]).values()]
 
 
 @pytest.mark.parametrize("name", sorted(GAMES))

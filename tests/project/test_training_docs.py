@@ -69,14 +69,21 @@ def test_the_documented_metrics_are_those_of_a_run(tmp_path: Path) -> None:
     run = tmp_path / "run"
     (tmp_path / "own_reward.py").write_text("def same(t):\n    return t.rewards\n")
     reward = f"{tmp_path / 'own_reward.py'}:same"
-    assert main(["train", "tag_gridworld", *SMALL, "--digests", "--reward", reward, "--out", str(run)]) == 0
+    options = [
+        *SMALL,
+        *"--digests --opponents random --opponents-share 0.5 --opponents-ranges 2".split(),
+        "--reward",
+        reward,
+    ]
+    assert main(["train", "tag_gridworld", *options, "--out", str(run)]) == 0
     with (run / "metrics.csv").open(newline="") as file:
         written = next(csv.reader(file))
     told = [name for cells in rows(section("The folder of a run")) for name in re.findall(r"`([^`]+)`", cells[0])]
     files = {name for name in told if (run / name).exists()}
     assert files == {path.name for path in run.iterdir()} - {"tensorboard"}
     told = [name.replace("<role>", "<policy>") for name in told if name not in files]
-    known = {re.sub(r"_(tagger|runner)$", "_<policy>", name) for name in written}
+    known = {re.sub(r"_(tagger|runner)_against_random$", "_<side>_against_<member>", name) for name in written}
+    known = {re.sub(r"_(tagger|runner)$", "_<policy>", name) for name in known}
     assert set(told) == known and len(set(told)) == len(told)
 
 

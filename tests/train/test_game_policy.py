@@ -23,7 +23,7 @@ from gpu_vecenv.train.evaluation import evaluate
 TAG = {"num_taggers": 2, "num_runners": 3, "max_steps": 20}
 SMALL = {"total_steps": 10**6, "num_steps": 8, "num_epochs": 1, "num_minibatches": 2, "learning_rate": 0.05}
 CASES = {
-    "one role": ("cartpole", {}, {}, None),
+    "one role": ("cartpole", {}, {"staggered_starts": False}, None),
     "each role its own": ("tag_continuous", TAG, {"normalize_obs": True, "normalize_returns": True}, None),
     "shared": ("tag_continuous", TAG, {"shared_trunk": False, "activation": "relu"}, ["tagger+runner"]),
     "other sizes and heads, masks": (Crew, {"num_helpers": 3}, {"hidden_sizes": (8, 4)}, None),

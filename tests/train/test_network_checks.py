@@ -158,7 +158,7 @@ def test_a_network_that_mixes_rows_is_refused_when_the_trainer_is_made(kind, dev
 @pytest.mark.parametrize("kind", ["batch normalisation", "attention over rows"])
 def test_where_all_episodes_begin_alike_it_is_refused_before_the_first_update(kind, device):
     network = MIXING[kind][0](actions=5)
-    config = PPOConfig(num_steps=8, num_minibatches=4)
+    config = PPOConfig(num_steps=8, num_minibatches=4, staggered_starts=False)
     own = trainer(network, device, "tag_gridworld", num_envs=64, config=config, num_taggers=1, **GRID)
     before = {
         name: x.clone() for name, x in network.state_dict().items() if "running" not in name and "num_" not in name

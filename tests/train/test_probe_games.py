@@ -397,7 +397,7 @@ def test_survivors_fails_if_rows_of_ended_agents_count(device, monkeypatch):
     class WithTheDead(LossKernel):
         def __init__(self, policy, rollout, settings, chunk):
             everyone = copy.copy(rollout)
-            everyone.active = torch.ones_like(rollout.active)
+            everyone.learned = torch.ones_like(rollout.learned)
             super().__init__(policy, everyone, settings, chunk=chunk)
 
     monkeypatch.setattr(gpu_vecenv.train.ppo_learner, "LossKernel", WithTheDead)

@@ -316,4 +316,6 @@ def test_opponents_of_some_agents_of_a_policy(command):
     alone = json.loads(command(*evaluation)[1])
     mixed = json.loads(command(*evaluation, "--opponents", "tagger_1=run")[1])
     assert {name: mixed[name] for name in alone} == alone
-    assert set(mixed) - set(alone) == {"return_tagger_0", "return_tagger_1"}
+    assert set(mixed) - set(alone) == {
+        f"{name}_tagger_{agent}" for name in ("return", "worst_return") for agent in (0, 1)
+    }
