@@ -143,9 +143,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         label = f"{row['game']} {row['autoreset_mode']}: {steps:,} agent-steps"
         print(*(differing or [f"{label}, equal to {row['device']}"]), "(stale)" * is_stale(row), flush=True)
         done[row["game"]] = done.get(row["game"], 0) + steps
-    print(f"{len(rows)} rows, {failed} differ, {sum(map(is_stale, rows))} stale")
+    stale = sum(map(is_stale, rows))
+    print(f"{len(rows)} rows, {failed} differ, {stale} stale")
     if compared < len(rows):
         print(f"{len(rows) - compared} rows have no digest within {wanted:,} agent-steps; expected at least {SHORT:,}")
+        return 1
+    if given.receipt and stale:
+        print("no receipt is written: it would say that a GPU ran today's device code; record the ledger again on a GPU")
         return 1
     if given.receipt and rows and not failed:
         receipts.write(

@@ -87,6 +87,15 @@ def test_a_row_of_other_device_code_is_stale_but_may_be_reproduced(written, caps
     assert capsys.readouterr().out.endswith("(stale)\n1 rows, 0 differ, 1 stale\n")
 
 
+def test_stale_rows_give_no_receipt(written, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(
+        ledger.receipts.write, "__kwdefaults__", {**ledger.receipts.write.__kwdefaults__, "folder": tmp_path}
+    )
+    path = written(row(), {**row(), "sources": "0" * 64})
+    assert ledger.main(["replay", "--ledger", str(path), "--receipt"]) == 1
+    assert "record the ledger again" in capsys.readouterr().out and list(tmp_path.iterdir()) == [path]
+
+
 @pytest.mark.gpu
 def test_the_host_reproduces_what_a_gpu_records(tmp_path, capsys):
     path = tmp_path / "new" / "ledger.jsonl"
