@@ -149,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{len(rows) - compared} rows have no digest within {wanted:,} agent-steps; expected at least {SHORT:,}")
         return 1
     if given.receipt and stale:
-        print("no receipt is written: it would say that a GPU ran today's device code; record the ledger again on a GPU")
+        print("no receipt is written, as a GPU ran other device code; record the ledger again on a GPU")
         return 1
     if given.receipt and rows and not failed:
         receipts.write(
