@@ -11,7 +11,7 @@ import textwrap
 import tokenize
 import types
 import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -269,7 +269,13 @@ def page(name: str, rules: str) -> str:
     summary, _, rest = text.partition("\n\n")
     shared = common(name, rules)
     also = f" and in [{shared.lower()}](../games.md#{anchor(shared)})" if shared else ""
-    preset = [[f"`{key}`", f"{value:,}" if type(value) is int else value] for key, value in kind.preset.items()]
+    preset = preset_table(kind.preset)
+    efficient = ""
+    if kind.sample_efficient_preset:
+        efficient = f"""
+With `--preset sample-efficient`, which needs fewer env-steps and more time for each:
+
+{preset_table(kind.sample_efficient_preset)}"""
     return f"""# {name}
 
 {summary}
@@ -319,11 +325,17 @@ Keywords of `gpu_vecenv.make`, of Gymnasium's `make_vec` and of `parallel_env`; 
 
 The defaults of `gpu-vecenv train {name}`, where they are not those of [PPOConfig](../training.md#hyper-parameters):
 
-{table(["hyper-parameter", "value"], preset)}
+{preset}{efficient}
 What they reach, and how long it takes: [results](../results.md).
 
 ![Returns of {name} while it is trained](../results/{name}.png)
 """
+
+
+def preset_table(preset: Mapping[str, Any]) -> str:
+    """Hyper-parameters and their values."""
+    rows = [[f"`{key}`", f"{value:,}" if type(value) is int else value] for key, value in preset.items()]
+    return table(["hyper-parameter", "value"], rows)
 
 
 def vectorised(game: Env) -> tuple[int, ...]:

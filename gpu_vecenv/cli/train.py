@@ -58,6 +58,7 @@ AUTO_NUM_ENVS = {"cuda": 2000, "cpu": 512}  # upper bound of --num-envs auto; fe
 RUN_SIZES = ("num_envs", "total_steps", "num_steps")
 RUN_FORMAT = 2  # of the settings, checkpoints and metrics in a run folder
 AlgorithmName = Literal["ppo", "a2c", "pqn", "pqn-vdn"]
+PresetName = Literal["fast", "sample-efficient", "mappo"]
 ConfigT = TypeVar("ConfigT", bound=LearnerConfig)  # the hyper-parameters of an algorithm, which become options
 
 
@@ -74,7 +75,8 @@ class Train(DeviceOptions, Generic[GameT, ConfigT]):
     seeds: int | None = param(None, low=1)  # train with so many seeds at a time, from --seed on, each in a run folder
     out: Path | None = None  # run folder, of --seeds that of their folders; default: runs/<game>-<date>-<time>
     algorithm: AlgorithmName = "ppo"  # selects the hyper-parameters and their defaults
-    preset: Literal["game", "mappo"] = "game"  # of PPO: those of the game, or MAPPO's with the game's sizes of a run
+    # Of PPO: the game's, for little time or for few env-steps, or MAPPO's with the game's sizes of a run
+    preset: PresetName = "fast"
     sharing: Sharing = "role"  # one policy for the agents of a role, one for each agent, or one for all
     policies: str = "{}"  # hyper-parameters of single policies, as JSON: {"tagger": {"learning_rate": 0.001}}
     frozen: tuple[str, ...] = ()  # roles that are not trained, with the run or checkpoint they use: tagger=runs/old
@@ -219,15 +221,19 @@ class _Selection:
     """The options that decide which other options and defaults there are."""
 
     algorithm: AlgorithmName = "ppo"
-    preset: Literal["game", "mappo"] = "game"
+    preset: PresetName = "fast"
     resume: Path | None = None
 
 
 def _defaults(selection: _Selection, game: type[Env]) -> tuple[int | Literal["auto"], LearnerConfig]:
     """Number of environments and hyper-parameters that the algorithm, the preset and the game decide."""
     algorithm, preset = selection.algorithm, dict(game.preset)
-    if selection.preset != "game" and algorithm != "ppo":
+    if selection.preset != "fast" and algorithm != "ppo":
         raise ConfigError(f"--preset {selection.preset} is of PPO; leave out --preset or --algorithm {algorithm}")
+    if selection.preset == "sample-efficient":
+        if not game.sample_efficient_preset:
+            raise ConfigError(f"{game.name()} has no preset for few env-steps; leave out --preset sample-efficient")
+        preset = dict(game.sample_efficient_preset)
     sizes = {name: preset[name] for name in RUN_SIZES if name in preset}
     if algorithm == "a2c":
         return "auto", PPOConfig.a2c()

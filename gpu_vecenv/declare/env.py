@@ -90,6 +90,8 @@ class Env:
     preset: ClassVar[Mapping[str, Any]] = types.MappingProxyType(
         {}
     )  # num_envs and PPOConfig values that train this game well
+    # The same with as few env-steps as possible instead of as little time: --preset sample-efficient.
+    sample_efficient_preset: ClassVar[Mapping[str, Any]] = types.MappingProxyType({})
     # The same for other algorithms of the command line, by their names, such as "pqn-vdn".
     algorithm_presets: ClassVar[Mapping[str, Mapping[str, Any]]] = types.MappingProxyType({})
     # Fields of the state that a central critic sees, one after the other, each as float32. Empty: all observations.

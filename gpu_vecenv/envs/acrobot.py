@@ -64,6 +64,21 @@ class Acrobot(Env):
             "shared_trunk": False,
         }
     )
+    sample_efficient_preset = MappingProxyType(
+        {
+            "num_envs": 16,
+            "total_steps": 400_000,
+            "num_steps": 256,
+            "num_epochs": 8,
+            "num_minibatches": 16,
+            "learning_rate": 0.001,
+            "gae_lambda": 0.94,
+            "entropy_coefficient": 0.0,
+            "normalize_obs": True,
+            "normalize_returns": True,
+            "shared_trunk": False,
+        }
+    )
     version = 1
 
     def validate(self) -> None:

@@ -58,6 +58,20 @@ class Cartpole(Env):
             "shared_trunk": False,
         }
     )
+    sample_efficient_preset = MappingProxyType(
+        {
+            "num_envs": 8,
+            "total_steps": 60_000,
+            "num_steps": 64,
+            "num_epochs": 10,
+            "learning_rate": 0.002,
+            "gamma": 0.98,
+            "gae_lambda": 0.9,
+            "entropy_coefficient": 0.0,
+            "normalize_returns": True,
+            "shared_trunk": False,
+        }
+    )
     version = 1
 
     def validate(self) -> None:

@@ -40,6 +40,22 @@ class ContinuousMountainCar(MountainCarBase):
             "shared_trunk": False,
         }
     )
+    sample_efficient_preset = MappingProxyType(
+        {
+            "num_envs": 8,
+            "total_steps": 20_000,
+            "num_steps": 256,
+            "num_epochs": 10,
+            "num_minibatches": 32,
+            "learning_rate": 0.002,
+            "gamma": 0.9999,
+            "gae_lambda": 0.98,
+            "entropy_coefficient": 0.0,
+            "normalize_obs": True,
+            "normalize_returns": True,
+            "shared_trunk": False,
+        }
+    )
 
     @property
     def action_space(self) -> Box:

@@ -53,6 +53,20 @@ class Pendulum(Env):
             "shared_trunk": False,
         }
     )
+    sample_efficient_preset = MappingProxyType(
+        {
+            "num_envs": 4,
+            "total_steps": 100_000,
+            "num_steps": 1024,
+            "num_epochs": 10,
+            "num_minibatches": 64,
+            "learning_rate": 0.001,
+            "final_learning_rate": None,
+            "gamma": 0.9,
+            "entropy_coefficient": 0.0,
+            "shared_trunk": False,
+        }
+    )
     version = 1
 
     def initial_ranges(self, options: Mapping[str, float]) -> dict[str, tuple[float, float]]:

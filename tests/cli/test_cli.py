@@ -830,14 +830,29 @@ def test_a_folder_called_a2c_is_no_algorithm(command, tmp_path):
     assert config["gae_lambda"] == PPOConfig().gae_lambda and config["normalize_advantages"]
 
 
+@pytest.mark.parametrize("attribute", ["preset", "sample_efficient_preset"])
 @pytest.mark.parametrize("name", sorted(GAMES))
-def test_presets_fit_their_games(name):
-    game, preset = configure(name), dict(GAMES[name].preset)
+def test_presets_fit_their_games(name, attribute):
+    game, preset = configure(name), dict(getattr(GAMES[name], attribute))
     num_envs = preset.pop("num_envs", "auto")
     assert num_envs == "auto" or (type(num_envs) is int and num_envs >= 1)
     config = PPOConfig(**preset)
     for count in game.roles.values() if num_envs != "auto" else ():
         assert config.num_steps * num_envs * count % config.num_minibatches == 0
+
+
+def test_a_game_has_a_preset_for_few_env_steps_or_none(command, tmp_path):
+    preset = GAMES["cartpole"].sample_efficient_preset
+    few = "--total-steps", str(preset["num_envs"] * preset["num_steps"]), "--episodes", "2", "--device", "cpu"
+    assert command("train", "cartpole", "--preset", "sample-efficient", *few, "--out", "run")[0] == 0
+    config = newest(tmp_path / "run")[1]["config"]
+    told = {name: value for name, value in preset.items() if name not in ("num_envs", "total_steps")}
+    assert told.items() <= config.items()
+    result = command(*GRID, *SHORT, "--preset", "sample-efficient", "--out", "none")
+    refused(result, "tag_gridworld has no preset for few env-steps; leave out --preset sample-efficient$")
+    assert not (tmp_path / "none").exists()
+    result = command("train", "cartpole", "--algorithm", "a2c", "--preset", "sample-efficient", "--out", "none")
+    refused(result, "--preset sample-efficient is of PPO; leave out --preset or --algorithm a2c$")
 
 
 PRESET = '{"num_envs": 6, "num_steps": 3, "num_minibatches": 1, "hidden_sizes": (8,), "learning_rate": 0.0042}'

@@ -61,6 +61,7 @@ RIGHT = {
     "reward_threshold": {"None", "-1", "1.5", "2**70"},
     "reference_arguments": {"{}"},
     "reference_methods": {"{}"},
+    "sample_efficient_preset": NAMES,
     "algorithm_presets": {"{}"},
     "other_versions": {"{}"},
     "roles": {"other role -> 1"},

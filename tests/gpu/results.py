@@ -1,9 +1,10 @@
 """Train every game with its preset, several seeds each, and write the results.
 
 usage: python tests/gpu/results.py FOLDER [--device cuda] [--seeds 5] [--games cartpole,pendulum]
-           [--minibatch-factors 1,4,16]
+           [--minibatch-factors 1,4,16] [--preset sample-efficient]
 
-Each run equals the command line's, gpu-vecenv train GAME --seed SEED, with the number of minibatches times a factor.
+Each run equals the command line's, gpu-vecenv train GAME --seed SEED --preset PRESET, with the number of minibatches
+times a factor.
 Every game has a process of its own; the seeds of a game run together, as with ``train --seeds``.
 
 FOLDER/results.json holds the returns of each run and the metrics that were not finite; games that it has are not
@@ -27,7 +28,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import tyro
@@ -68,6 +69,7 @@ class ResultsConfig:
     device: str | None = None  # cpu or cuda
     seeds: int = 5  # of each row: 0, 1, …
     games: str = ",".join(ROWS)  # rows, by name
+    preset: Literal["fast", "sample-efficient"] = "fast"  # of the games
     minibatch_factors: str = "1"  # the preset's num_minibatches times each of these
     total_steps: int | None = None  # of every run; default: the preset's
     episodes: int = 1000  # of each evaluation
@@ -89,7 +91,7 @@ def make_trainer(row: str, factor: int, seed: int, device: torch.device, config:
     """As the command line makes it."""
     name, values = ROWS[row]
     game = configure(name, **values)
-    preset = dict(game.own_preset)
+    preset = dict(game.own_preset if config.preset == "fast" else game.sample_efficient_preset)
     num_envs = preset.pop("num_envs")
     preset["num_minibatches"] = preset.get("num_minibatches", PPOConfig().num_minibatches) * factor
     preset |= {} if config.total_steps is None else {"total_steps": config.total_steps}
@@ -211,6 +213,8 @@ def main(folder: Path, config: ResultsConfig) -> None:
     names = config.games.split(",")
     if unknown := set(names) - set(ROWS):
         raise SystemExit(f"unknown rows {sorted(unknown)}; known: {', '.join(ROWS)}")
+    if config.preset != "fast" and (without := [n for n in names if not configure(ROWS[n][0]).sample_efficient_preset]):
+        raise SystemExit(f"no preset for few env-steps: {', '.join(without)}; leave them out of --games")
     file = folder / "results.json"
     results: dict[str, Any] = {**provenance(resolve_device(config.device)), "rows": [], "against_scripts": []}
     if file.is_file():
