@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,13 @@ from gpu_vecenv.train.evaluation import RolePolicy
 from gpu_vecenv.train.opponents_config import MEMBERS, Opponent, OpponentsConfig, Sampling
 
 DEFAULTS = OpponentsConfig()
+# Fields of OpponentsConfig -> options; all others have the same name.
+OPTIONS = {
+    "members": "opponents",
+    "share": "opponents_share",
+    "sampling": "opponents_sampling",
+    "num_ranges": "opponents_ranges",
+}
 HOW = f"{', '.join(MEMBERS)}, RUN, ROLE=RUN or ROLE=file.py:function"
 
 
@@ -45,16 +54,10 @@ class OpponentOptions:
         """
         if not self.opponents:
             return None
-        return OpponentsConfig(
-            share=self.opponents_share,
-            members=tuple(_member(game, text) for text in self.opponents),
-            num_ranges=self.opponents_ranges,
-            num_snapshots=self.num_snapshots,
-            snapshot_interval=self.snapshot_interval,
-            snapshot_gain=self.snapshot_gain,
-            reassign_interval=self.reassign_interval,
-            sampling=self.opponents_sampling,
-        )
+        names = [field.name for field in dataclasses.fields(OpponentsConfig)]
+        values = {name: getattr(self, OPTIONS.get(name, name)) for name in names}
+        with errors_name_options():
+            return OpponentsConfig(**{**values, "members": tuple(_member(game, text) for text in self.opponents)})
 
     def settings(self) -> dict[str, Any]:
         """What ``of_settings`` takes; paths are whole, so that any folder can be the present one."""
@@ -72,6 +75,16 @@ class OpponentOptions:
                 f"the run's opponents have unknown keys {unknown}; install the version that began the run"
             )
         return cls(**settings)
+
+
+@contextlib.contextmanager
+def errors_name_options() -> Iterator[None]:
+    """A ConfigError names options of the command line in place of fields of ``OpponentsConfig``."""
+    try:
+        yield
+    except ConfigError as error:
+        text = re.sub(r"OpponentsConfig\.(\w+)", lambda match: OPTIONS.get(match[1], match[1]), str(error))
+        raise type(error)(text) from error
 
 
 def _parts(text: str) -> tuple[str, str]:

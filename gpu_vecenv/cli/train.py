@@ -16,7 +16,7 @@ from typing import Any, Generic, Literal, TypeVar
 import tyro
 
 from gpu_vecenv.cli.evaluate import load_other_run, role_runs
-from gpu_vecenv.cli.opponents import OpponentOptions
+from gpu_vecenv.cli.opponents import OpponentOptions, errors_name_options
 from gpu_vecenv.cli.options import (
     PROGRAM,
     DeviceOptions,
@@ -130,7 +130,8 @@ class Train(DeviceOptions, Generic[GameT, ConfigT]):
             reward = None if self.reward is None else imported("reward", self.reward)
             how: dict[str, Any] = {"reward": reward, "graphs": self.graphs, "policies": specs}
             how["opponents"] = self.opposition.config(game)
-            trainers = [Trainer(make_env(), self.learner, seed=seed, **how) for seed in seeds]
+            with errors_name_options():
+                trainers = [Trainer(make_env(), self.learner, seed=seed, **how) for seed in seeds]
             make_selection(trainers[0], self.run)  # raises for wrong names before anything is written
             folder = self.out or _new_folder(game.name())
             settings = {"format": RUN_FORMAT, "game": game.name(), "device": self.device, "graphs": self.graphs}
@@ -296,7 +297,8 @@ class Resume(DeviceOptions):
         reward = None if source is None else imported("reward", source)
         how = {"seed": manifest["seed"], "reward": reward, "graphs": settings["graphs"]}
         how["opponents"] = OpponentOptions.of_settings(settings["opponents"]).config(env.game)
-        return Trainer(env, dataclasses.replace(own, **changes), policies=specs, **how)
+        with errors_name_options():
+            return Trainer(env, dataclasses.replace(own, **changes), policies=specs, **how)
 
 
 def _new_folder(name: str) -> Path:

@@ -111,13 +111,15 @@ class Ranges:
         self.count = config.num_ranges
         if self.count < len(self.sides):
             names = ", ".join(side.name for side in self.sides)
-            raise ConfigError(f"num_ranges is {self.count}; expected at least one for each side that learns: {names}")
+            raise ConfigError(
+                f"OpponentsConfig.num_ranges is {self.count}; expected at least one for each side that learns: {names}"
+            )
         self.size = int(config.share * num_envs) // self.count
         if self.size < 1:
             raise ConfigError(
-                f"a share {config.share} of {num_envs} environments is {int(config.share * num_envs)}, for "
-                f"{self.count} ranges; expected at least one environment for each: more environments, a larger share "
-                "or fewer num_ranges"
+                f"OpponentsConfig.share is {config.share}, which of {num_envs} environments is "
+                f"{int(config.share * num_envs)}, and OpponentsConfig.num_ranges is {self.count}; expected at least "
+                "one environment for each range: more environments, a larger share or fewer ranges"
             )
         self.first = num_envs - self.count * self.size
 

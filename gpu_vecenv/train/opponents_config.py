@@ -94,7 +94,7 @@ class OpponentsConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         if not self.share:
-            raise ConfigError("OpponentsConfig.share is 0; expected a fraction > 0, or opponents=None")
+            raise ConfigError("OpponentsConfig.share is 0; expected a fraction > 0, or no opponents")
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -94,9 +94,14 @@ def test_the_options_are_those_of_the_checkpoint(train, tmp_path):
         (["runner=scripts.py:west"], "has no 'west'"),
         (["runner=scripts.py:torch"], "is a module; expected a function of observations"),
         (["walker=scripts.py:east"], "unknown role 'walker'"),
-        (["random", "random"], "expected each name once"),
+        (["random", "random"], "error: opponents is ['random', 'random']; expected each name once"),
         (["random", "--opponents-share", "2"], "expected a value in [0, 1]"),
-        (["random", "--opponents-share", "0.1"], "for 8 ranges; expected at least one environment for each"),
+        (["random", "--opponents-share", "0"], "error: opponents_share is 0; expected a fraction > 0, or no"),
+        (
+            ["random", "--opponents-share", "0.1"],
+            "error: opponents_share is 0.1, which of 16 environments is 1, and opponents_ranges is 8; expected",
+        ),
+        (["random", "--opponents-ranges", "1"], "error: opponents_ranges is 1; expected at least one for each side"),
     ],
 )
 def test_wrong_opponents_are_refused_before_anything_is_written(opponents, message, train, script, tmp_path):
