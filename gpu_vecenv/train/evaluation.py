@@ -188,12 +188,12 @@ def evaluation_env(env: VecEnv, num_envs: int, first_env_index: int = 0) -> VecE
         agents_as_envs=False,
         first_env_index=first_env_index,
     )
-    _copy_shared_fields(env, eval_env)
+    copy_shared_values(env, eval_env)
     return eval_env
 
 
-def _copy_shared_fields(source: VecEnv, target: VecEnv) -> None:
-    """Also initial states and the ranges of randomised parameters. A curriculum, or a caller, may have changed them."""
+def copy_shared_values(source: VecEnv, target: VecEnv) -> None:
+    """Copy shared fields, initial states and ranges of randomised parameters: a curriculum or a caller changes them."""
     for field in source.game.layout.fields:
         if field.shared:
             target.state[field.name].copy_(source.state[field.name])
@@ -303,7 +303,7 @@ class Evaluator:
     ) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor | None]]:
         """An episode of each environment at a time: metric -> (episodes of the round,) float64; digests if greedy."""
         env, buffers, rounds = self._env, self._buffers, -(-episodes // self._env.num_envs)
-        _copy_shared_fields(self._template, env)
+        copy_shared_values(self._template, env)
         act = RolePolicies(env, role_policies, greedy)
         for index in range(rounds):
             played = index * env.num_envs
