@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpu_vecenv.cli.evaluate import load_other_run
+from gpu_vecenv.cli.actors import actors_of, role_and_source
 from gpu_vecenv.declare.config import check_fields, param
 from gpu_vecenv.declare.env import Env
-from gpu_vecenv.envs.importing import absolute, imported
+from gpu_vecenv.envs.importing import absolute
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.evaluation import RolePolicy
 from gpu_vecenv.train.opponents_config import MEMBERS, Opponent, OpponentsConfig, Sampling
+from gpu_vecenv.train.scripts import names_script
 
 DEFAULTS = OpponentsConfig()
 # Fields of OpponentsConfig -> options; all others have the same name.
@@ -87,21 +88,11 @@ def errors_name_options() -> Iterator[None]:
         raise type(error)(text) from error
 
 
-def _parts(text: str) -> tuple[str, str]:
-    """Role, or "" for all, and source."""
-    role, separator, source = text.partition("=")
-    return (role, source) if separator else ("", text)
-
-
-def _is_script(source: str) -> bool:
-    return ":" in source and not Path(source).exists()
-
-
 def _whole(text: str) -> str:
-    role, source = _parts(text)
+    role, source = role_and_source(text)
     if text in MEMBERS:
         return text
-    whole = absolute(source) if _is_script(source) else str(Path(source).resolve())
+    whole = absolute(source) if names_script(source) else str(Path(source).resolve())
     return f"{role}={whole}" if role else whole
 
 
@@ -109,27 +100,22 @@ def _member(game: Env, text: str) -> str | Opponent:
     """What a value of --opponents stands for."""
     if text in MEMBERS:
         return text
-    role, source = _parts(text)
-    if not source or ("=" in text and not role):
+    role, source = role_and_source(text)
+    if not source or text.startswith("="):
         raise ConfigError(f"opponents has {text!r}; expected {HOW}")
-    if _is_script(source):
+    if names_script(source):
         if not role:
             raise ConfigError(f"opponents has the script {source!r}; expected the role that it plays: ROLE={source}")
-        script = imported("opponents", source)
-        if not callable(script):
-            raise ConfigError(f"opponents: {source} is a {type(script).__name__}; expected a function of observations")
-        return Opponent(name=_name(text), actors={role: script})
-    if not Path(source).exists():
+    elif not Path(source).exists():
         raise ConfigError(f"opponents has {text!r}: there is no file or folder {source}; expected {HOW}")
     actors: dict[str, RolePolicy] = {}
     for name in [role] if role else game.layout.present_roles:
-        loaded = load_other_run("opponents", game, name, source, device="cpu")
-        actors |= loaded.policies_of(name)
+        actors |= actors_of("opponents", game, name, source, device="cpu")
     return Opponent(name=_name(text), actors=actors)
 
 
 def _name(text: str) -> str:
     """Of metrics and checkpoints: the same for whole and relative paths."""
-    role, source = _parts(text)
+    role, source = role_and_source(text)
     last = Path(source).name
     return f"{role}={last}" if role else last

@@ -15,7 +15,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 import tyro
 
-from gpu_vecenv.cli.evaluate import load_other_run, role_runs
+from gpu_vecenv.cli.actors import load_other_run, role_sources
 from gpu_vecenv.cli.opponents import OpponentOptions, errors_name_options
 from gpu_vecenv.cli.options import (
     PROGRAM,
@@ -137,7 +137,7 @@ class Train(DeviceOptions, Generic[GameT, ConfigT]):
             settings = {"format": RUN_FORMAT, "game": game.name(), "device": self.device, "graphs": self.graphs}
             settings["reward"] = None if self.reward is None else absolute(self.reward)
             settings["opponents"] = self.opposition.settings()
-            scripts = tuple(f"{script.agents}={script.source}" for script in parsed_scripts(self.run.eval_scripts))
+            scripts = tuple(script.text for script in parsed_scripts(self.run.eval_scripts))
             settings["run"] = dataclasses.asdict(dataclasses.replace(self.run, eval_scripts=scripts))
             if self.seeds is None:
                 return run(trainers[0], folder, self.run, settings=settings)
@@ -165,7 +165,7 @@ class Train(DeviceOptions, Generic[GameT, ConfigT]):
 
     def _policy_specs(self, game: Env) -> dict[str, PolicySpec]:
         roles = list(game.layout.present_roles)
-        frozen = role_runs("frozen", self.frozen)
+        frozen = role_sources("frozen", self.frozen)
         trained = [role for role in roles if role not in frozen]
         if unknown := set(frozen) - set(roles):
             raise ConfigError(f"unknown role {', '.join(map(repr, sorted(unknown)))} in frozen; the roles are {roles}")

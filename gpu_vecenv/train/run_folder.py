@@ -45,7 +45,7 @@ class RunConfig:
     best_episodes: int = param(100, low=0)  # of each match of an evaluation that compares checkpoints; 0: none, no best
     best_interval: int = param(10, low=0)  # training episodes between these evaluations, per episode of one
     eval_opponents: tuple[str, ...] = KINDS  # that trained roles play in these: random, still, initial
-    eval_scripts: tuple[str, ...] = ()  # further ones: role=file.py:name, a function of the game that returns the actor
+    eval_scripts: tuple[str, ...] = ()  # further ones: role=file.py:function, of the game, returns the actor
     wandb: str | None = None  # Weights & Biases project to log to
     digests: bool = False  # log a digest of all weights with each row of metrics, to compare runs bitwise
 

@@ -15,9 +15,10 @@ from gpu_vecenv.errors import CheckpointCorruptError, ConfigError
 from gpu_vecenv.train.checkpoint import load_checkpoint
 from gpu_vecenv.train.evaluation import Evaluator
 from gpu_vecenv.train.evaluation_log import COLUMNS, EvaluationLog
-from gpu_vecenv.train.fixed_opponents import FixedOpponents, Match, Script, StandingStill, parsed_scripts
+from gpu_vecenv.train.fixed_opponents import FixedOpponents, Match, StandingStill, parsed_scripts
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.run import RunConfig, run
+from gpu_vecenv.train.scripts import Script
 from gpu_vecenv.train.selection import SEED, MatchResult, Selection
 from gpu_vecenv.train.trainer import PolicySpec, Trainer
 
@@ -28,6 +29,9 @@ def right(game):
 
 def still(game):
     return right(game)
+
+def actor(obs):
+    return torch.full(obs.shape[:2], 1, dtype=torch.int32, device=obs.device)
 
 number = 3
 """
@@ -202,6 +206,11 @@ def test_wrong_opponents_are_refused(script):
         (["still", "still"], [], "eval_opponents has 'still'"),
         ([], [Script("runer", f"{script}:right")], "eval_scripts has 'runer'; nearest: runner"),
         ([], [Script("runner", f"{script}:wrong")], "has no 'wrong'"),
+        (
+            [],
+            [Script("runner", f"{script}:actor")],
+            "raised AttributeError: .*; expected a function of the configured game",
+        ),
         ([], [Script("runner", f"{script}:number")], "is 3; expected a function of the configured game"),
         ([], [Script("runner", f"{script}:right"), Script("runner_0", f"{script}:right")], "two opponents 'right' of"),
     ):
@@ -211,9 +220,9 @@ def test_wrong_opponents_are_refused(script):
     with pytest.raises(ConfigError, match="plays agent, against whom no other role is trained"):
         FixedOpponents(alone, scripts=[Script("agent", f"{script}:right")])
     for text, message in (
-        ("runner", "eval_scripts has 'runner'; expected role=file.py:name"),
-        ("runner=file.py", "expected role=file.py:name"),
-        ("=file.py:name", "expected role=file.py:name"),
+        ("runner", "eval_scripts has 'runner'; expected ROLE=file.py:function"),
+        ("runner=file.py", "expected ROLE=file.py:function"),
+        ("=file.py:name", "expected ROLE=file.py:function"),
         ("runner=file.py:still", "has an opponent 'still' of runner; expected names that are used once"),
     ):
         with pytest.raises(ConfigError, match=message):
