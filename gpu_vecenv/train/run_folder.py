@@ -16,7 +16,7 @@ from gpu_vecenv.declare.config import check_fields, param
 from gpu_vecenv.errors import ConfigError, NonFiniteError
 from gpu_vecenv.files import replace_file
 from gpu_vecenv.progress import OnProgress
-from gpu_vecenv.train.checkpoint import CHECKPOINTS, INITIAL_CHECKPOINT, CheckpointFolder, load_checkpoint
+from gpu_vecenv.train.checkpoint import CHECKPOINTS, CheckpointFolder, load_checkpoint
 from gpu_vecenv.train.distributed import World
 from gpu_vecenv.train.evaluation_curves import EVALUATION_FILE, EVALUATIONS_FILE
 from gpu_vecenv.train.evaluation_log import EvaluationLog
@@ -117,9 +117,9 @@ class Run:
         self.checkpoints.clean()
         if not resume:
             self.save(compare=False)
-            if world.rank == 0:
-                self.checkpoints.keep_initial()
-            world.barrier()
+        if world.rank == 0:
+            self.checkpoints.keep_initial()
+        world.barrier()
         if world.rank == 0:
             done = self.trainer.iteration if resume else None
             self._evaluations = EvaluationLog(self.folder / EVALUATIONS_FILE, done)
@@ -128,11 +128,13 @@ class Run:
         """Evaluate against the policies with which the run began."""
         if not self.selection.opponents.is_against(INITIAL):
             return
-        path = self.checkpoints.folder / INITIAL_CHECKPOINT
-        if not path.is_file():
+        try:
+            path = self.checkpoints.initial()
+        except FileNotFoundError as error:
             raise FileNotFoundError(
-                f'no {path}, the checkpoint of iteration 0; leave "initial" out of eval_opponents to resume without it'
-            )
+                f'{error}; to resume without it leave "initial" out of eval_opponents, which {self.folder / SETTINGS} '
+                "has where the command line began the run"
+            ) from None
         self.selection.opponents.load_initial(load_checkpoint(path)[0], str(path))
 
     @contextlib.contextmanager

@@ -174,6 +174,10 @@ def test_a_run_without_its_initial_checkpoint_is_not_resumed_against_it(tmp_path
     initial = tmp_path / "checkpoints" / "initial.safetensors"
     assert load_checkpoint(initial)[1]["iteration"] == 0
     initial.unlink()
+    assert run(Trainer(env, short), tmp_path, config, resume=True) == 0  # the checkpoint of iteration 0 is still there
+    assert load_checkpoint(initial)[1]["iteration"] == 0
+    for path in (initial, tmp_path / "checkpoints" / "iteration-00000000.safetensors"):
+        path.unlink()
     with pytest.raises(FileNotFoundError, match='leave "initial" out of eval_opponents'):
         run(Trainer(env, short), tmp_path, config, resume=True)
     opponents = RunConfig(episodes=2, best_episodes=4, eval_opponents=("random", "still"))
@@ -195,6 +199,11 @@ def test_a_table_of_evaluations_keeps_the_rows_before_a_resume(tmp_path):
     resumed(4, 40, 0.5, [result, result])
     resumed(6, 60, 0.5, [result, result])
     assert path.read_bytes() == whole
+    damaged = whole.replace(b"6,60,", b"six,60,")
+    path.write_bytes(damaged)
+    with pytest.raises(ConfigError, match=r"evaluations.csv, line 6, is damaged: ValueError"):
+        EvaluationLog(path, 4)
+    assert path.read_bytes() == damaged
     EvaluationLog(path)
     assert not path.exists()
 
