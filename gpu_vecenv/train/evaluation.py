@@ -70,14 +70,7 @@ class RolePolicies:
         self.views = {name: RoleView(game, name.split("+"), env.device) for name in present}
         self._policies = {name: actor for name, actor in self.role_policies.items() if isinstance(actor, Policy)}
         for name, policy in self._policies.items():
-            found, expected = (
-                (view.obs_shape, (0,) * view.num_heads if view.continuous else view.head_sizes)
-                for view in (policy.view, self.views[name])
-            )
-            if found != expected:
-                raise ConfigError(
-                    f"the policy of {name} has observations and choices {found}; expected those of the game: {expected}"
-                )
+            check_fits_agents(f"the policy of {name}", policy, self.views[name])
         self._agents = {
             name: positions_of(env, name, self.views[name], policy)
             for name, policy in self._policies.items()
@@ -152,6 +145,15 @@ def replaced(
         else:
             left |= {game.layout.agent_names[agent]: actor for agent in own if agent not in taken}
     return left | dict(others)
+
+
+def check_fits_agents(what: str, policy: Policy, own: RoleView) -> None:
+    """Raise ConfigError unless a policy, which ``what`` names, is of observations and choices of these agents."""
+    found, expected = (
+        (view.obs_shape, (0,) * view.num_heads if view.continuous else view.head_sizes) for view in (policy.view, own)
+    )
+    if found != expected:
+        raise ConfigError(f"{what} has observations and choices {found}; expected those of the game: {expected}")
 
 
 def positions_of(env: VecEnv, name: str, own: RoleView, policy: Policy) -> torch.Tensor:

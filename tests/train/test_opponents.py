@@ -607,7 +607,11 @@ class Uncopied(nn.Module):
 @pytest.mark.parametrize(
     ("opponents", "options", "message"),
     [
-        (dataclasses.replace(POOL, share=0.1), {}, "is 1, for 4 ranges"),
+        (
+            dataclasses.replace(POOL, share=0.1),
+            {},
+            "of 16 environments is 1, and OpponentsConfig.num_ranges is 4; expected",
+        ),
         (dataclasses.replace(POOL, num_ranges=1), {}, "at least one for each side that learns: tagger, runner"),
         (members(Opponent(name="x", actors={"walker": east})), {}, "unknown role 'walker'"),
         (members("still"), {"game": Race()}, "declares no noop of 'player'"),
@@ -638,6 +642,17 @@ def test_a_policy_of_another_shape_is_refused(device):
     other = trainer(device, None, game="simple_tag")
     with pytest.raises(ConfigError, match="of opponent 'x' has observations"):
         trainer(device, members(Opponent(name="x", actors={"runner": other.policies["agent"]})))
+
+
+def test_a_policy_of_other_choices_is_refused(device):
+    """As many numbers, 32, but of other heads."""
+    one, other = (
+        gpu_vecenv.configure("tag_continuous", num_taggers=1, num_runners=2, acceleration_levels=k, turn_levels=30 - k)
+        for k in (10, 20)
+    )
+    actors = {"runner": trainer(device, None, game=other).policies["runner"]}
+    with pytest.raises(ConfigError, match=r"of opponent 'x' has observations and choices .*\(21, 11\).*\(11, 21\)"):
+        trainer(device, members(Opponent(name="x", actors=actors)), game=one)
 
 
 def test_other_types_are_refused(device):
