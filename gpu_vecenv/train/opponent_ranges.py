@@ -8,7 +8,7 @@ from typing import NamedTuple
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.opponents_config import STILL, Opponent, OpponentsConfig
-from gpu_vecenv.train.role_view import agents_of
+from gpu_vecenv.train.role_view import agents_of, sides_of_game
 
 
 class Side(NamedTuple):
@@ -20,10 +20,7 @@ class Side(NamedTuple):
 
 def sides_of(game: Env) -> list[Side]:
     """The sides of a game. Raises ConfigError if it has one agent."""
-    layout = game.layout
-    names = list(layout.present_roles)
-    if len(names) == 1:
-        names = list(layout.agent_names)
+    names = sides_of_game(game)
     if len(names) < 2:
         raise ConfigError(f"{type(game).__name__} has one agent; expected a game of several with opponents=…")
     return [Side(name, frozenset(agents_of(game, [name]))) for name in names]

@@ -23,7 +23,8 @@ class Opponent:
         name: In metrics and checkpoints.
         actors: Role or agent -> its actor: a ``Policy``, such as one of a run from ``load_policy``, or a function from
             observations (num_envs, count, *shape) to actions of their action space. Several names may be joined by "+".
-            On a GPU a function becomes part of a CUDA graph: torch operations alone, without host reads.
+            A function keeps no state from call to call, which checkpoints would lack, and draws no random numbers. On
+            a GPU it becomes part of a CUDA graph: torch operations alone, without host reads.
 
     Raises:
         ConfigError: The name is empty or that of another kind of opponents, or there are no actors.
@@ -87,7 +88,9 @@ class OpponentsConfig:
     num_ranges: int = param(8, low=1)  # opponents at a time
     num_snapshots: int = param(8, low=1)  # that are kept; a new one replaces the oldest
     snapshot_interval: int = param(50, low=1)  # iterations from one snapshot to the next; the first is of the beginning
-    snapshot_gain: float | None = param(None, low=0, high=1)  # also once p against the newest one exceeds it
+    snapshot_gain: float | None = param(
+        None, low=0, high=1
+    )  # also once p of all sides against the newest one exceeds it
     reassign_interval: int = param(10, low=1)  # iterations that a range keeps its opponent
     sampling: Sampling = "hard"
 
