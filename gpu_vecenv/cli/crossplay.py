@@ -34,6 +34,7 @@ class Crossplay(DeviceOptions):
 
     RUN is the folder of a run, one of its checkpoints, a folder of several seeds, which stands for all of its runs,
     the word random, or for a role alone runner=OTHER_RUN, runner=random or a script, runner=file.py:function.
+    The game is configured as in the first run.
     """
 
     runs: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="RUN...")]]  # see above
