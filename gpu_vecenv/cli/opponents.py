@@ -16,7 +16,7 @@ from gpu_vecenv.declare.env import Env
 from gpu_vecenv.envs.importing import absolute
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.evaluation import RolePolicy
-from gpu_vecenv.train.opponents_config import MEMBERS, Opponent, OpponentsConfig, Sampling
+from gpu_vecenv.train.opponents_config import MEMBERS, MOST, Opponent, OpponentsConfig, Sampling
 from gpu_vecenv.train.scripts import names_script
 
 DEFAULTS = OpponentsConfig()
@@ -40,9 +40,9 @@ class OpponentOptions:
     opponents_sampling: Sampling = DEFAULTS.sampling  # by results against them, or uniform
     opponents_ranges: int = param(DEFAULTS.num_ranges, low=1)  # opponents at a time
     num_snapshots: int = param(DEFAULTS.num_snapshots, low=1)  # that are kept
-    snapshot_interval: int = param(DEFAULTS.snapshot_interval, low=1)  # iterations from one snapshot to the next
+    snapshot_interval: int = param(DEFAULTS.snapshot_interval, low=1, high=MOST)  # iterations between two snapshots
     snapshot_gain: float | None = param(None, low=0, high=1)  # also a snapshot once p against the last one exceeds it
-    reassign_interval: int = param(DEFAULTS.reassign_interval, low=1)  # iterations that an opponent plays at least
+    reassign_interval: int = param(DEFAULTS.reassign_interval, low=1, high=MOST)  # iterations of an opponent, at least
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from gpu_vecenv.declare.arguments import check_kind
 from gpu_vecenv.declare.config import check_fields, param
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.evaluation import RolePolicy
 
 SNAPSHOTS, RANDOM, STILL = MEMBERS = ("snapshots", "random", "still")
+MOST = 2**31 - 1  # iterations
 Sampling = Literal["hard", "even", "uniform"]
 
 
@@ -28,7 +30,7 @@ class Opponent:
 
     Raises:
         ConfigError: The name is empty or that of another kind of opponents, or there are no actors.
-        TypeError: An actor is neither a policy nor a function.
+        TypeError: A name is no text, or an actor neither a policy nor a function.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Opponent:
         if not self.actors:
             raise ConfigError(f"Opponent {self.name!r} has no actors; expected one for at least one role")
         for role, actor in self.actors.items():
+            check_kind(f"a name in the actors of Opponent {self.name!r}", role, str, "a role or an agent")
             if not callable(actor):
                 raise TypeError(
                     f"the actor of {role!r} of Opponent {self.name!r} is a {type(actor).__name__}; expected a Policy "
@@ -87,11 +90,9 @@ class OpponentsConfig:
     )
     num_ranges: int = param(8, low=1)  # opponents at a time
     num_snapshots: int = param(8, low=1)  # that are kept; a new one replaces the oldest
-    snapshot_interval: int = param(50, low=1)  # iterations from one snapshot to the next; the first is of the beginning
-    snapshot_gain: float | None = param(
-        None, low=0, high=1
-    )  # also once p of all sides against the newest one exceeds it
-    reassign_interval: int = param(10, low=1)  # iterations that a range keeps its opponent
+    snapshot_interval: int = param(50, low=1, high=MOST)  # iterations between two snapshots; the first is at the start
+    snapshot_gain: float | None = param(None, low=0, high=1)  # also once p of all sides against the newest exceeds it
+    reassign_interval: int = param(10, low=1, high=MOST)  # iterations that a range keeps its opponent
     sampling: Sampling = "hard"
 
     def __post_init__(self) -> None:

@@ -585,6 +585,9 @@ def test_a_closed_trainer_leaves_nothing(device):
         (lambda: Opponent(name="x", actors={}), ConfigError, "no actors"),
         (lambda: Opponent(name="x", actors=3), TypeError, "actors is a int; expected a mapping"),
         (lambda: Opponent(name="x", actors={"runner": 3}), TypeError, "is a int; expected a Policy"),
+        (lambda: Opponent(name="x", actors={3: east}), TypeError, "a name in the actors of Opponent 'x' is 3"),
+        (lambda: OpponentsConfig(snapshot_interval=2**31), ConfigError, "snapshot_interval is 2147483648; expected"),
+        (lambda: OpponentsConfig(reassign_interval=2**31), ConfigError, "reassign_interval is 2147483648; expected"),
     ],
 )
 def test_wrong_configurations_are_refused(make, kind, message):
