@@ -28,7 +28,7 @@ class Opponent:
 
     Raises:
         ConfigError: The name is empty or that of another kind of opponents, or there are no actors.
-        TypeError: An actor is neither a policy nor a function.
+        TypeError: A role is no name, or an actor neither a policy nor a function.
     """
 
     name: str
@@ -42,6 +42,8 @@ class Opponent:
         if not self.actors:
             raise ConfigError(f"Opponent {self.name!r} has no actors; expected one for at least one role")
         for role, actor in self.actors.items():
+            if not isinstance(role, str):
+                raise TypeError(f"Opponent.actors of {self.name!r} has {role!r:.80}; expected names of roles or agents")
             if not callable(actor):
                 raise TypeError(
                     f"the actor of {role!r} of Opponent {self.name!r} is a {type(actor).__name__}; expected a Policy "
@@ -54,7 +56,7 @@ def _checked_members(key: str, value: Any) -> tuple[str | Opponent, ...]:
     if not isinstance(value, tuple | list) or not value:
         raise ConfigError(f"{key} is {value!r:.200}; expected a tuple of {', '.join(MEMBERS)} and Opponent(…)")
     for member in value:
-        if not isinstance(member, Opponent) and member not in MEMBERS:
+        if not isinstance(member, Opponent) and not (isinstance(member, str) and member in MEMBERS):
             raise ConfigError(f"{key} has {member!r:.80}; expected {', '.join(map(repr, MEMBERS))} or an Opponent(…)")
     names = [member.name if isinstance(member, Opponent) else member for member in value]
     if len(set(names)) < len(names):

@@ -56,14 +56,15 @@ def bootstrap_interval(
         seed: Of the draws: the result is a function of the arguments.
 
     Raises:
-        ConfigError: There are no scores, one is not finite, or another argument is out of range.
+        ConfigError: There are no scores, one is not finite, or ``confidence`` is out of range.
+        TypeError, ValueError: ``repetitions`` is no positive int, or ``seed`` no int that is not negative.
     """
     table = _checked(scores)
     repetitions = validate_int("repetitions", repetitions, 1)
-    if not 0 < confidence < 1:
+    if not isinstance(confidence, int | float) or not 0 < confidence < 1:
         raise ConfigError(f"confidence is {confidence!r}; expected a number between 0 and 1, such as 0.95")
     seeds, tasks = table.shape
-    generator, means = np.random.default_rng(seed), np.empty(repetitions)
+    generator, means = np.random.default_rng(validate_int("seed", seed, 0)), np.empty(repetitions)
     step = max(1, CHUNK // table.size)
     for first in range(0, repetitions, step):
         count = min(step, repetitions - first)

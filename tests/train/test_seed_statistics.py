@@ -67,6 +67,10 @@ def test_wrong_scores_are_refused(scores):
 
 
 def test_wrong_arguments_are_refused():
-    for arguments, message in (({"confidence": 1.0}, "confidence is 1.0"), ({"repetitions": 0}, "repetitions is 0")):
+    for arguments, message in (
+        ({"confidence": 1.0}, "confidence is 1.0"),
+        ({"confidence": "x"}, "confidence is 'x'"),
+        ({"repetitions": 0}, "repetitions is 0"),
+    ):
         with pytest.raises((ConfigError, ValueError), match=message):
             bootstrap_interval([1.0, 2.0], **arguments)
