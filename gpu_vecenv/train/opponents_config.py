@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from gpu_vecenv.declare.arguments import check_kind
 from gpu_vecenv.declare.config import check_fields, param
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.evaluation import RolePolicy
@@ -30,7 +29,7 @@ class Opponent:
 
     Raises:
         ConfigError: The name is empty or that of another kind of opponents, or there are no actors.
-        TypeError: A name is no text, or an actor neither a policy nor a function.
+        TypeError: A role is no name, or an actor neither a policy nor a function.
     """
 
     name: str
@@ -44,7 +43,8 @@ class Opponent:
         if not self.actors:
             raise ConfigError(f"Opponent {self.name!r} has no actors; expected one for at least one role")
         for role, actor in self.actors.items():
-            check_kind(f"a name in the actors of Opponent {self.name!r}", role, str, "a role or an agent")
+            if not isinstance(role, str):
+                raise TypeError(f"Opponent.actors of {self.name!r} has {role!r:.80}; expected names of roles or agents")
             if not callable(actor):
                 raise TypeError(
                     f"the actor of {role!r} of Opponent {self.name!r} is a {type(actor).__name__}; expected a Policy "
@@ -57,7 +57,7 @@ def _checked_members(key: str, value: Any) -> tuple[str | Opponent, ...]:
     if not isinstance(value, tuple | list) or not value:
         raise ConfigError(f"{key} is {value!r:.200}; expected a tuple of {', '.join(MEMBERS)} and Opponent(…)")
     for member in value:
-        if not isinstance(member, Opponent) and member not in MEMBERS:
+        if not isinstance(member, Opponent) and not (isinstance(member, str) and member in MEMBERS):
             raise ConfigError(f"{key} has {member!r:.80}; expected {', '.join(map(repr, MEMBERS))} or an Opponent(…)")
     names = [member.name if isinstance(member, Opponent) else member for member in value]
     if len(set(names)) < len(names):

@@ -57,14 +57,14 @@ def bootstrap_interval(
         seed: Of the draws: the result is a function of the arguments.
 
     Raises:
-        ConfigError: There are no scores, one is not finite, or another argument is out of range.
+        ConfigError: There are no scores, one is not finite, or ``confidence`` is out of range.
+        TypeError, ValueError: ``repetitions`` is no positive int, or ``seed`` no int that is not negative.
     """
     table = _checked(scores)
     repetitions = validate_int("repetitions", repetitions, 1)
     check_number("confidence", confidence, lambda x: 0 < x < 1, "a number between 0 and 1, such as 0.95", ConfigError)
-    seed = validate_int("seed", seed, 0)
     seeds, tasks = table.shape
-    generator, means = np.random.default_rng(seed), np.empty(repetitions)
+    generator, means = np.random.default_rng(validate_int("seed", seed, 0)), np.empty(repetitions)
     step = max(1, CHUNK // table.size)
     for first in range(0, repetitions, step):
         count = min(step, repetitions - first)
