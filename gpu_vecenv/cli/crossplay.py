@@ -14,19 +14,18 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from gpu_vecenv.cli.actors import actors_of, role_and_source
 from gpu_vecenv.cli.options import PROGRAM, DeviceOptions, load_run_policy
 from gpu_vecenv.declare.config import check_fields, param
 from gpu_vecenv.engine.vec_env import VecEnv
-from gpu_vecenv.envs.importing import imported
 from gpu_vecenv.errors import ConfigError, counted
 from gpu_vecenv.escapes import printable
 from gpu_vecenv.files import check_output, replace_file
 from gpu_vecenv.progress import ProgressDisplay
 from gpu_vecenv.train.crossplay import CrossPlay, Entry, SelfAndCrossPlay, check_ratings, crossplay, ratings
 from gpu_vecenv.train.game_policy import GamePolicy
+from gpu_vecenv.train.opponents_config import RANDOM
 from gpu_vecenv.train.run_folder import read_seeds, seed_folder
-
-RANDOM = "random"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +33,8 @@ class Crossplay(DeviceOptions):
     """Play the policies of each run with and against those of each other run: a matrix of mean returns.
 
     RUN is the folder of a run, one of its checkpoints, a folder of several seeds, which stands for all of its runs,
-    the word random, or a script for a role, runner=file.py:function.
+    the word random, or for a role alone runner=OTHER_RUN, runner=random or a script, runner=file.py:function.
+    The game is configured as in the first run.
     """
 
     runs: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="RUN...")]]  # see above
@@ -63,9 +63,7 @@ class Crossplay(DeviceOptions):
         if self.ratings:
             check_ratings()
         entries = self._entries()
-        first = next((entry for entry in entries.values() if isinstance(entry, GamePolicy)), None)
-        if first is None:
-            raise ConfigError(f"runs is {list(self.runs)}; expected at least one run, whose game is played")
+        first = next(entry for entry in entries.values() if isinstance(entry, GamePolicy))
         env = VecEnv(first.game, min(self.num_envs, self.episodes), first.device, driver=self.driver)
         options: dict[str, Any] = {"roles": self.roles, "greedy": self.greedy, "seed": self.seed}
         with ProgressDisplay("crossplay") as on_progress:
@@ -88,22 +86,26 @@ class Crossplay(DeviceOptions):
 
     def _entries(self) -> dict[str, Entry]:
         """Name -> what plays."""
+        found = [(source, *role_and_source(source)) for source in self.runs]
+        loaded = {text: self._loaded(source) for text, role, source in found if not role and source != RANDOM}
+        game = next((entry.game for entries in loaded.values() for entry in entries.values()), None)
+        if game is None:
+            raise ConfigError(f"runs is {list(self.runs)}; expected at least one run, whose game is played")
         entries = dict[str, Entry]()
-        for source in self.runs:
-            role, equals, script = source.partition("=")
-            if source == RANDOM:
-                entries[source] = None
-            elif equals and not Path(source).exists():
-                actor = imported("runs", script)
-                if not callable(actor):
-                    raise ConfigError(f"runs has {source!r}, a {type(actor).__name__}; expected a function")
-                entries[source] = {role: actor}
+        for text, role, source in found:
+            if text in loaded:
+                entries |= loaded[text]
             else:
-                seeds = read_seeds(Path(source))
-                folders = [Path(source)] if seeds is None else [seed_folder(Path(source), seed) for seed in seeds]
-                for folder in folders:
-                    entries[str(folder)] = load_run_policy(folder, game=self.game, best=self.best, device=self.device)
+                options = {"best": self.best, "device": self.device}
+                entries[text] = actors_of("runs", game, role, source, **options) if role else None
         return entries
+
+    def _loaded(self, source: str) -> dict[str, GamePolicy]:
+        """Folder -> policies, of a run, or of each of a folder of several."""
+        seeds = read_seeds(Path(source))
+        folders = [Path(source)] if seeds is None else [seed_folder(Path(source), seed) for seed in seeds]
+        options: dict[str, Any] = {"game": self.game, "best": self.best, "device": self.device}
+        return {str(folder): load_run_policy(folder, **options) for folder in folders}
 
 
 def _print_tables(game: str, found: CrossPlay, rated: Mapping[str, Mapping[str, tuple[float, float]]] | None) -> None:

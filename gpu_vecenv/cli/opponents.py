@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpu_vecenv.cli.evaluate import load_other_run
+from gpu_vecenv.cli.actors import actors_of, role_and_source
 from gpu_vecenv.declare.config import check_fields, param
 from gpu_vecenv.declare.env import Env
-from gpu_vecenv.envs.importing import absolute, imported
+from gpu_vecenv.envs.importing import absolute
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.evaluation import RolePolicy
-from gpu_vecenv.train.opponents_config import MEMBERS, Opponent, OpponentsConfig, Sampling
+from gpu_vecenv.train.opponents_config import MEMBERS, MOST, Opponent, OpponentsConfig, Sampling
+from gpu_vecenv.train.scripts import names_script
 
 DEFAULTS = OpponentsConfig()
+# Fields of OpponentsConfig -> options; all others have the same name.
+OPTIONS = {
+    "members": "opponents",
+    "share": "opponents_share",
+    "sampling": "opponents_sampling",
+    "num_ranges": "opponents_ranges",
+}
 HOW = f"{', '.join(MEMBERS)}, RUN, ROLE=RUN or ROLE=file.py:function"
 
 
@@ -30,9 +40,9 @@ class OpponentOptions:
     opponents_sampling: Sampling = DEFAULTS.sampling  # by results against them, or uniform
     opponents_ranges: int = param(DEFAULTS.num_ranges, low=1)  # opponents at a time
     num_snapshots: int = param(DEFAULTS.num_snapshots, low=1)  # that are kept
-    snapshot_interval: int = param(DEFAULTS.snapshot_interval, low=1)  # iterations from one snapshot to the next
+    snapshot_interval: int = param(DEFAULTS.snapshot_interval, low=1, high=MOST)  # iterations between two snapshots
     snapshot_gain: float | None = param(None, low=0, high=1)  # also a snapshot once p against the last one exceeds it
-    reassign_interval: int = param(DEFAULTS.reassign_interval, low=1)  # iterations that an opponent plays at least
+    reassign_interval: int = param(DEFAULTS.reassign_interval, low=1, high=MOST)  # iterations of an opponent, at least
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -45,16 +55,10 @@ class OpponentOptions:
         """
         if not self.opponents:
             return None
-        return OpponentsConfig(
-            share=self.opponents_share,
-            members=tuple(_member(game, text) for text in self.opponents),
-            num_ranges=self.opponents_ranges,
-            num_snapshots=self.num_snapshots,
-            snapshot_interval=self.snapshot_interval,
-            snapshot_gain=self.snapshot_gain,
-            reassign_interval=self.reassign_interval,
-            sampling=self.opponents_sampling,
-        )
+        names = [field.name for field in dataclasses.fields(OpponentsConfig)]
+        values = {name: getattr(self, OPTIONS.get(name, name)) for name in names}
+        with errors_name_options():
+            return OpponentsConfig(**{**values, "members": tuple(_member(game, text) for text in self.opponents)})
 
     def settings(self) -> dict[str, Any]:
         """What ``of_settings`` takes; paths are whole, so that any folder can be the present one."""
@@ -74,21 +78,21 @@ class OpponentOptions:
         return cls(**settings)
 
 
-def _parts(text: str) -> tuple[str, str]:
-    """Role, or "" for all, and source."""
-    role, separator, source = text.partition("=")
-    return (role, source) if separator else ("", text)
-
-
-def _is_script(source: str) -> bool:
-    return ":" in source and not Path(source).exists()
+@contextlib.contextmanager
+def errors_name_options() -> Iterator[None]:
+    """A ConfigError names options of the command line in place of fields of ``OpponentsConfig``."""
+    try:
+        yield
+    except ConfigError as error:
+        text = re.sub(r"OpponentsConfig\.(\w+)", lambda match: OPTIONS.get(match[1], match[1]), str(error))
+        raise type(error)(text) from error
 
 
 def _whole(text: str) -> str:
-    role, source = _parts(text)
+    role, source = role_and_source(text)
     if text in MEMBERS:
         return text
-    whole = absolute(source) if _is_script(source) else str(Path(source).resolve())
+    whole = absolute(source) if names_script(source) else str(Path(source).resolve())
     return f"{role}={whole}" if role else whole
 
 
@@ -96,27 +100,22 @@ def _member(game: Env, text: str) -> str | Opponent:
     """What a value of --opponents stands for."""
     if text in MEMBERS:
         return text
-    role, source = _parts(text)
-    if not source or ("=" in text and not role):
+    role, source = role_and_source(text)
+    if not source or text.startswith("="):
         raise ConfigError(f"opponents has {text!r}; expected {HOW}")
-    if _is_script(source):
+    if names_script(source):
         if not role:
             raise ConfigError(f"opponents has the script {source!r}; expected the role that it plays: ROLE={source}")
-        script = imported("opponents", source)
-        if not callable(script):
-            raise ConfigError(f"opponents: {source} is a {type(script).__name__}; expected a function of observations")
-        return Opponent(name=_name(text), actors={role: script})
-    if not Path(source).exists():
+    elif not Path(source).exists():
         raise ConfigError(f"opponents has {text!r}: there is no file or folder {source}; expected {HOW}")
     actors: dict[str, RolePolicy] = {}
     for name in [role] if role else game.layout.present_roles:
-        loaded = load_other_run("opponents", game, name, source, device="cpu")
-        actors |= loaded.policies_of(name)
+        actors |= actors_of("opponents", game, name, source, device="cpu")
     return Opponent(name=_name(text), actors=actors)
 
 
 def _name(text: str) -> str:
     """Of metrics and checkpoints: the same for whole and relative paths."""
-    role, source = _parts(text)
+    role, source = role_and_source(text)
     last = Path(source).name
     return f"{role}={last}" if role else last

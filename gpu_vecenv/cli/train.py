@@ -15,8 +15,8 @@ from typing import Any, Generic, Literal, TypeVar
 
 import tyro
 
-from gpu_vecenv.cli.evaluate import load_other_run, role_runs
-from gpu_vecenv.cli.opponents import OpponentOptions
+from gpu_vecenv.cli.actors import load_other_run, role_sources
+from gpu_vecenv.cli.opponents import OpponentOptions, errors_name_options
 from gpu_vecenv.cli.options import (
     PROGRAM,
     DeviceOptions,
@@ -132,13 +132,14 @@ class Train(DeviceOptions, Generic[GameT, ConfigT]):
             reward = None if self.reward is None else imported("reward", self.reward)
             how: dict[str, Any] = {"reward": reward, "graphs": self.graphs, "policies": specs}
             how["opponents"] = self.opposition.config(game)
-            trainers = [Trainer(make_env(), self.learner, seed=seed, **how) for seed in seeds]
+            with errors_name_options():
+                trainers = [Trainer(make_env(), self.learner, seed=seed, **how) for seed in seeds]
             make_selection(trainers[0], self.run)  # raises for wrong names before anything is written
             folder = self.out or _new_folder(game.name())
             settings = {"format": RUN_FORMAT, "game": game.name(), "device": self.device, "graphs": self.graphs}
             settings["reward"] = None if self.reward is None else absolute(self.reward)
             settings["opponents"] = self.opposition.settings()
-            scripts = tuple(f"{script.agents}={script.source}" for script in parsed_scripts(self.run.eval_scripts))
+            scripts = tuple(script.text for script in parsed_scripts(self.run.eval_scripts))
             settings["run"] = dataclasses.asdict(dataclasses.replace(self.run, eval_scripts=scripts))
             if self.seeds is None:
                 return run(trainers[0], folder, self.run, settings=settings)
@@ -166,7 +167,7 @@ class Train(DeviceOptions, Generic[GameT, ConfigT]):
 
     def _policy_specs(self, game: Env) -> dict[str, PolicySpec]:
         roles = list(game.layout.present_roles)
-        frozen = role_runs("frozen", self.frozen)
+        frozen = role_sources("frozen", self.frozen)
         trained = [role for role in roles if role not in frozen]
         if unknown := set(frozen) - set(roles):
             raise ConfigError(f"unknown role {', '.join(map(repr, sorted(unknown)))} in frozen; the roles are {roles}")
@@ -302,7 +303,8 @@ class Resume(DeviceOptions):
         reward = None if source is None else imported("reward", source)
         how = {"seed": manifest["seed"], "reward": reward, "graphs": settings["graphs"]}
         how["opponents"] = OpponentOptions.of_settings(settings["opponents"]).config(env.game)
-        return Trainer(env, dataclasses.replace(own, **changes), policies=specs, **how)
+        with errors_name_options():
+            return Trainer(env, dataclasses.replace(own, **changes), policies=specs, **how)
 
 
 def _new_folder(name: str) -> Path:

@@ -147,7 +147,19 @@ class CheckpointFolder:
 
     def keep_initial(self) -> None:
         """Make ``initial.safetensors`` rank 0's file of iteration 0, which ``save`` removes once others are newer."""
-        _link(self.path(0), self.folder / INITIAL_CHECKPOINT)
+        if self.path(0).is_file():
+            _link(self.path(0), self.folder / INITIAL_CHECKPOINT)
+
+    def initial(self) -> Path:
+        """The file that ``keep_initial`` made, or would make: a killed process may have not.
+
+        Raises:
+            FileNotFoundError: There is none.
+        """
+        for path in (self.folder / INITIAL_CHECKPOINT, self.path(0)):
+            if path.is_file():
+                return path
+        raise FileNotFoundError(f"no {self.folder / INITIAL_CHECKPOINT}, the checkpoint of iteration 0")
 
     def begun(self) -> bool:
         """Whether the folder has any checkpoint, of any process."""

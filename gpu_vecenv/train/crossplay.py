@@ -18,7 +18,7 @@ from gpu_vecenv.progress import OnProgress, no_progress, part
 from gpu_vecenv.train.evaluation import Evaluator, RolePolicies, RolePolicy
 from gpu_vecenv.train.exploitability import standard_error
 from gpu_vecenv.train.game_policy import GamePolicy
-from gpu_vecenv.train.role_view import agents_of
+from gpu_vecenv.train.role_view import agents_of, sides_of_game
 
 # Policies of all or some agents, or None for random actions of all.
 Entry: TypeAlias = GamePolicy | Mapping[str, RolePolicy] | None
@@ -186,7 +186,7 @@ def sides_of(game: Env, roles: Sequence[str] = ()) -> tuple[tuple[str, ...], tup
     for name in roles:
         check_kind("a name in roles", name, str, f"one of {list(layout.roles)}, or an agent")
     present = list(layout.present_roles)
-    own = tuple(roles) or ((present[0],) if len(present) > 1 else layout.agent_names[:1])
+    own = tuple(roles) or sides_of_game(game)[:1]
     taken = set(agents_of(game, own))
     others = list[str]()
     for role in present:

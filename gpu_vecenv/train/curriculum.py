@@ -50,7 +50,7 @@ class PiecewiseLinear:
         expected = "expected pairs (x, value), x ascending, values finite numbers of one shape"
         try:
             pairs = tuple((float(x), np.asarray(value, dtype=np.float64)) for x, value in self.points)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise ConfigError(f"points are {self.points!r:.200}; {expected}: {error}") from None
         finite = all(math.isfinite(x) and bool(np.isfinite(value).all()) for x, value in pairs)
         if not pairs or not finite or len({value.shape for _, value in pairs}) > 1:
@@ -276,7 +276,7 @@ class Schedules:
             given = given.detach().cpu().numpy() if isinstance(given, torch.Tensor) else given
             try:
                 value = np.asarray(given, dtype=np.float64)
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, OverflowError):
                 value = np.asarray(math.nan)
             if not np.isfinite(value).all():
                 raise ConfigError(

@@ -70,14 +70,7 @@ class RolePolicies:
         self.views = {name: RoleView(game, name.split("+"), env.device) for name in present}
         self._policies = {name: actor for name, actor in self.role_policies.items() if isinstance(actor, Policy)}
         for name, policy in self._policies.items():
-            found, expected = (
-                (view.obs_shape, (0,) * view.num_heads if view.continuous else view.head_sizes)
-                for view in (policy.view, self.views[name])
-            )
-            if found != expected:
-                raise ConfigError(
-                    f"the policy of {name} has observations and choices {found}; expected those of the game: {expected}"
-                )
+            check_fits_agents(f"the policy of {name}", policy, self.views[name])
         self._agents = {
             name: positions_of(env, name, self.views[name], policy)
             for name, policy in self._policies.items()
@@ -154,6 +147,15 @@ def replaced(
     return left | dict(others)
 
 
+def check_fits_agents(what: str, policy: Policy, own: RoleView) -> None:
+    """Raise ConfigError unless a policy, which ``what`` names, is of observations and choices of these agents."""
+    found, expected = (
+        (view.obs_shape, (0,) * view.num_heads if view.continuous else view.head_sizes) for view in (policy.view, own)
+    )
+    if found != expected:
+        raise ConfigError(f"{what} has observations and choices {found}; expected those of the game: {expected}")
+
+
 def positions_of(env: VecEnv, name: str, own: RoleView, policy: Policy) -> torch.Tensor:
     """Numbers of an actor's agents among those of its policy, (count,) int64.
 
@@ -188,12 +190,12 @@ def evaluation_env(env: VecEnv, num_envs: int, first_env_index: int = 0) -> VecE
         agents_as_envs=False,
         first_env_index=first_env_index,
     )
-    _copy_shared_fields(env, eval_env)
+    copy_shared_values(env, eval_env)
     return eval_env
 
 
-def _copy_shared_fields(source: VecEnv, target: VecEnv) -> None:
-    """Also initial states and the ranges of randomised parameters. A curriculum, or a caller, may have changed them."""
+def copy_shared_values(source: VecEnv, target: VecEnv) -> None:
+    """Copy shared fields, initial states and ranges of randomised parameters: a curriculum or a caller changes them."""
     for field in source.game.layout.fields:
         if field.shared:
             target.state[field.name].copy_(source.state[field.name])
@@ -303,7 +305,7 @@ class Evaluator:
     ) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor | None]]:
         """An episode of each environment at a time: metric -> (episodes of the round,) float64; digests if greedy."""
         env, buffers, rounds = self._env, self._buffers, -(-episodes // self._env.num_envs)
-        _copy_shared_fields(self._template, env)
+        copy_shared_values(self._template, env)
         act = RolePolicies(env, role_policies, greedy)
         for index in range(rounds):
             played = index * env.num_envs

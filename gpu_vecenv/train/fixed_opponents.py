@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 import torch
 
 from gpu_vecenv.declare.env import Env
-from gpu_vecenv.envs.importing import absolute, imported
 from gpu_vecenv.errors import CheckpointCorruptError, ConfigError, nearest
 from gpu_vecenv.train.evaluation import RolePolicy, replaced
 from gpu_vecenv.train.opponent_ranges import noop_of
 from gpu_vecenv.train.opponents_config import RANDOM, STILL
 from gpu_vecenv.train.policy import Policy
 from gpu_vecenv.train.role_view import role_of
+from gpu_vecenv.train.scripts import Script
 from gpu_vecenv.train.trainer import Trainer
 
 INITIAL = "initial"  # the policies with which the run began
@@ -35,30 +35,13 @@ class Match(NamedTuple):
         return f"{self.role} against {self.opponent}"
 
 
-class Script(NamedTuple):
-    """A script that is an opponent: whose agents it plays, and ``file.py:name`` or ``module:name``."""
-
-    agents: str
-    source: str
-
-    @property
-    def name(self) -> str:
-        """As an opponent."""
-        return self.source.rpartition(":")[2]
-
-
 def parsed_scripts(texts: Sequence[str]) -> tuple[Script, ...]:
-    """The scripts that texts such as "runner=file.py:name" name; a file's path is the whole one.
+    """The scripts that texts such as "runner=file.py:function" name.
 
     Raises:
         ConfigError: A text has another form, or a name is that of another opponent of the same agents.
     """
-    found = []
-    for text in texts:
-        agents, equal, source = text.partition("=")
-        if not equal or not agents or ":" not in source:
-            raise ConfigError(f"eval_scripts has {text!r}; expected role=file.py:name or role=module:name")
-        found.append(Script(agents, absolute(source)))
+    found = [Script.parsed("eval_scripts", text) for text in texts]
     names = [(script.agents, script.name) for script in found]
     taken = {*KINDS, FROZEN, NONE}
     if wrong := [name for name in names if name[1] in taken or names.count(name) > 1]:
@@ -84,8 +67,7 @@ class FixedOpponents:
     Args:
         trainer: The trainer; a new one, whose policies are those with which the run begins.
         kinds: Some of "random", "still" and "initial"; "still" is left out where the game declares no ``noop``.
-        scripts: Further opponents. ``name`` is a function of the configured game that returns the actor, a function of
-            observations (num_envs, count, *shape) that returns actions.
+        scripts: Further opponents.
 
     Raises:
         ConfigError: There is no such kind, script, role or agent, or a script plays against no role that is trained.
@@ -124,22 +106,16 @@ class FixedOpponents:
     def _add_scripts(self, scripts: Sequence[Script]) -> None:
         game = self._trainer.env.game
         known = [*game.layout.present_roles, *game.layout.agent_names]
-        for agents, source in scripts:
+        for script in scripts:
+            agents, source = script
             if agents not in known:
                 raise ConfigError(f"eval_scripts has {agents!r}; {nearest(agents, known)}")
-            script = imported("eval_scripts", source)
-            actor = script(game) if callable(script) else None
-            if not callable(actor):
-                raise ConfigError(
-                    f"eval_scripts: {source} is {script!r:.80}; expected a function of the configured game that "
-                    "returns an actor, a function of observations"
-                )
-            own = role_of(game, agents)
+            actor, own = script.actor("eval_scripts", game), role_of(game, agents)
             against = [role for role, trained in self._trained.items() if trained and role != own]
             if not against:
                 raise ConfigError(f"eval_scripts: {source} plays {agents}, against whom no other role is trained")
             for role in against:
-                match = Match(role, source.rpartition(":")[2])
+                match = Match(role, script.name)
                 if match in self._scripts:
                     raise ConfigError(f"eval_scripts has two opponents {match.opponent!r} of {role}; rename a function")
                 self._scripts[match] = agents, actor

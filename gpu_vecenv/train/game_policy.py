@@ -250,11 +250,16 @@ def read_run(run: Path, best: bool) -> tuple[Path, dict[str, torch.Tensor], dict
             raise ConfigError(f"best is True, but {run} is not a run folder; expected one, or best=False")
         return (run, *load_checkpoint(run))
     folder = run / CHECKPOINTS if (run / CHECKPOINTS).is_dir() else run
-    if best:
-        return (folder / BEST, *load_checkpoint(folder / BEST))
-    files = CheckpointFolder(folder)  # rank 0's: all ranks have the same weights
-    found = reversed(files.iterations())
-    iteration, loaded = newest_usable(found, lambda k: load_checkpoint(files.path(k)), f"in {folder}")
+    try:
+        if best:
+            return (folder / BEST, *load_checkpoint(folder / BEST))
+        files = CheckpointFolder(folder)  # rank 0's: all ranks have the same weights
+        found = reversed(files.iterations())
+        iteration, loaded = newest_usable(found, lambda k: load_checkpoint(files.path(k)), f"in {folder}")
+    except FileNotFoundError as error:
+        if runs := sorted(path.parent.name for path in run.glob(f"*/{CHECKPOINTS}")):
+            raise FileNotFoundError(f"{error}; the folder has runs, expected one of them: {', '.join(runs)}") from None
+        raise
     return (files.path(iteration), *loaded)
 
 

@@ -42,13 +42,13 @@ class RunLog:
     ) -> None:
         self._wandb = _wandb(wandb, folder, done)  # first: raises if wandb is missing
         folder.mkdir(parents=True, exist_ok=True)
-        names, rows = _kept_rows(folder / METRICS_FILE, done)
-        _replace_table(folder / METRICS_FILE, names, rows)
+        names, rows = kept_rows(folder / METRICS_FILE, done)
+        replace_table(folder / METRICS_FILE, names, rows)
         self._file = os.fdopen(os.open(folder / METRICS_FILE, os.O_WRONLY | os.O_APPEND | NO_FOLLOW), "a", newline="")
         self._csv = csv.DictWriter(self._file, names, extrasaction="ignore") if names else None
         steps = int(rows[-1]["env_steps"]) if rows else 0
         self._nonfinite_path = folder / NONFINITE_FILE
-        self._nonfinite_rows: list[Mapping[str, object]] = [*_kept_rows(self._nonfinite_path, done)[1]]
+        self._nonfinite_rows: list[Mapping[str, object]] = [*kept_rows(self._nonfinite_path, done)[1]]
         self._nonfinite = NonFiniteMetrics(str(row["metric"]) for row in self._nonfinite_rows)
         self._log_nonfinite()
         self._events = _tensorboard(folder / "tensorboard", steps)
@@ -68,7 +68,7 @@ class RunLog:
 
     def _log_nonfinite(self) -> None:
         if self._nonfinite_rows:
-            _replace_table(self._nonfinite_path, NonFiniteMetric._fields, self._nonfinite_rows)
+            replace_table(self._nonfinite_path, NonFiniteMetric._fields, self._nonfinite_rows)
         else:
             self._nonfinite_path.unlink(missing_ok=True)
 
@@ -101,17 +101,24 @@ class RunLog:
         self._on_progress(iteration / self._num_iterations, text)
 
 
-def _kept_rows(path: Path, done: int) -> tuple[list[str], list[dict[str, str]]]:
-    """The columns of a table, if there are any, and its rows of the first ``done`` iterations."""
+def kept_rows(path: Path, done: int) -> tuple[list[str], list[dict[str, str]]]:
+    """The columns of a table, if there are any, and its complete rows of the first ``done`` iterations.
+
+    Raises:
+        ConfigError: The file is damaged; the message names the line.
+    """
     if not done or not path.exists():
         return [], []
-    with path.open(newline="") as file:
+    with path.open(newline="", encoding="utf-8", errors="replace") as file:
         reader = csv.DictReader(file)
-        rows = [row for row in reader if None not in row.values() and int(row["iteration"]) <= done]
+        try:
+            rows = [row for row in reader if None not in row.values() and int(row["iteration"]) <= done]
+        except (csv.Error, KeyError, ValueError) as error:
+            raise ConfigError(f"{path}, line {reader.line_num}, is damaged: {error!r}") from error
         return list(reader.fieldnames or ()), rows
 
 
-def _replace_table(path: Path, names: Sequence[str], rows: Sequence[Mapping[str, object]]) -> None:
+def replace_table(path: Path, names: Sequence[str], rows: Sequence[Mapping[str, object]]) -> None:
     """Write a table anew, also in the place of a symbolic link; an empty file if it has no columns."""
     text = io.StringIO(newline="")
     if names:

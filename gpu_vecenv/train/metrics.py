@@ -195,7 +195,8 @@ def _check(rollout: Rollout, losses: Mapping[str, float], faults: float, iterati
         reasons.append(f"losses {losses} are not finite")
     if faults:
         reasons.append(f"{faults:.0f} environments received invalid actions and were truncated")
-        advice = f"a network returned NaN ({advice}), or an action mask forbids every choice"
+        advice = f"a network returned NaN ({advice}), an action mask forbids every choice, or an opponent's function "
+        advice += "returned an action that its role does not have"
     if not reasons:
         return
     if not bool(rollout.obs.isfinite().all()):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.opponents_config import STILL, Opponent, OpponentsConfig
-from gpu_vecenv.train.role_view import agents_of
+from gpu_vecenv.train.role_view import agents_of, sides_of_game
 
 
 class Side(NamedTuple):
@@ -20,10 +20,7 @@ class Side(NamedTuple):
 
 def sides_of(game: Env) -> list[Side]:
     """The sides of a game. Raises ConfigError if it has one agent."""
-    layout = game.layout
-    names = list(layout.present_roles)
-    if len(names) == 1:
-        names = list(layout.agent_names)
+    names = sides_of_game(game)
     if len(names) < 2:
         raise ConfigError(f"{type(game).__name__} has one agent; expected a game of several with opponents=…")
     return [Side(name, frozenset(agents_of(game, [name]))) for name in names]
@@ -111,13 +108,15 @@ class Ranges:
         self.count = config.num_ranges
         if self.count < len(self.sides):
             names = ", ".join(side.name for side in self.sides)
-            raise ConfigError(f"num_ranges is {self.count}; expected at least one for each side that learns: {names}")
+            raise ConfigError(
+                f"OpponentsConfig.num_ranges is {self.count}; expected at least one for each side that learns: {names}"
+            )
         self.size = int(config.share * num_envs) // self.count
         if self.size < 1:
             raise ConfigError(
-                f"a share {config.share} of {num_envs} environments is {int(config.share * num_envs)}, for "
-                f"{self.count} ranges; expected at least one environment for each: more environments, a larger share "
-                "or fewer num_ranges"
+                f"OpponentsConfig.share is {config.share}, which of {num_envs} environments is "
+                f"{int(config.share * num_envs)}, and OpponentsConfig.num_ranges is {self.count}; expected at least "
+                "one environment for each range: more environments, a larger share or fewer ranges"
             )
         self.first = num_envs - self.count * self.size
 

@@ -15,7 +15,7 @@ import torch
 from gpu_vecenv.engine.actions import ActionValidator
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.errors import ConfigError
-from gpu_vecenv.train.evaluation import positions_of
+from gpu_vecenv.train.evaluation import check_fits_agents, positions_of
 from gpu_vecenv.train.opponent_kernels import results_launch, uniform_numbers
 from gpu_vecenv.train.opponent_ranges import Ranges, noop_of
 from gpu_vecenv.train.opponent_weights import Snapshots
@@ -417,12 +417,10 @@ class _Actors:
         self._states: dict[str, torch.Tensor] = {}
         for name, policy in list(self.policies.items()):
             view = self._views[name]
-            shapes = [(v.obs_shape, v.num_parameters, v.continuous) for v in (policy.view, view)]
-            if shapes[0] != shapes[1] or (view.continuous and policy.squash != squash):
-                raise ConfigError(
-                    f"the policy of {name!r} of opponent {self.name!r} has observations, parameters and squash "
-                    f"{(*shapes[0][:2], policy.squash)}; expected those of the trainer: {(*shapes[1][:2], squash)}"
-                )
+            what = f"the policy of {name!r} of opponent {self.name!r}"
+            check_fits_agents(what, policy, view)
+            if view.continuous and policy.squash != squash:
+                raise ConfigError(f"{what} has squash {policy.squash!r}; expected {squash!r}, as in training")
             # Its weights are those of now, whatever becomes of the caller's.
             self.policies[name] = policy = copy.deepcopy(policy).to(env.device)
             if policy.agent_ids:

@@ -12,6 +12,7 @@ from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.evaluation import RolePolicy
 
 SNAPSHOTS, RANDOM, STILL = MEMBERS = ("snapshots", "random", "still")
+MOST = 2**31 - 1  # iterations
 Sampling = Literal["hard", "even", "uniform"]
 
 
@@ -23,11 +24,12 @@ class Opponent:
         name: In metrics and checkpoints.
         actors: Role or agent -> its actor: a ``Policy``, such as one of a run from ``load_policy``, or a function from
             observations (num_envs, count, *shape) to actions of their action space. Several names may be joined by "+".
-            On a GPU a function becomes part of a CUDA graph: torch operations alone, without host reads.
+            A function keeps no state from call to call, which checkpoints would lack, and draws no random numbers. On
+            a GPU it becomes part of a CUDA graph: torch operations alone, without host reads.
 
     Raises:
         ConfigError: The name is empty or that of another kind of opponents, or there are no actors.
-        TypeError: An actor is neither a policy nor a function.
+        TypeError: A role is no name, or an actor neither a policy nor a function.
     """
 
     name: str
@@ -41,6 +43,8 @@ class Opponent:
         if not self.actors:
             raise ConfigError(f"Opponent {self.name!r} has no actors; expected one for at least one role")
         for role, actor in self.actors.items():
+            if not isinstance(role, str):
+                raise TypeError(f"Opponent.actors of {self.name!r} has {role!r:.80}; expected names of roles or agents")
             if not callable(actor):
                 raise TypeError(
                     f"the actor of {role!r} of Opponent {self.name!r} is a {type(actor).__name__}; expected a Policy "
@@ -53,7 +57,7 @@ def _checked_members(key: str, value: Any) -> tuple[str | Opponent, ...]:
     if not isinstance(value, tuple | list) or not value:
         raise ConfigError(f"{key} is {value!r:.200}; expected a tuple of {', '.join(MEMBERS)} and Opponent(…)")
     for member in value:
-        if not isinstance(member, Opponent) and member not in MEMBERS:
+        if not isinstance(member, Opponent) and not (isinstance(member, str) and member in MEMBERS):
             raise ConfigError(f"{key} has {member!r:.80}; expected {', '.join(map(repr, MEMBERS))} or an Opponent(…)")
     names = [member.name if isinstance(member, Opponent) else member for member in value]
     if len(set(names)) < len(names):
@@ -86,15 +90,15 @@ class OpponentsConfig:
     )
     num_ranges: int = param(8, low=1)  # opponents at a time
     num_snapshots: int = param(8, low=1)  # that are kept; a new one replaces the oldest
-    snapshot_interval: int = param(50, low=1)  # iterations from one snapshot to the next; the first is of the beginning
-    snapshot_gain: float | None = param(None, low=0, high=1)  # also once p against the newest one exceeds it
-    reassign_interval: int = param(10, low=1)  # iterations that a range keeps its opponent
+    snapshot_interval: int = param(50, low=1, high=MOST)  # iterations between two snapshots; the first is at the start
+    snapshot_gain: float | None = param(None, low=0, high=1)  # also once p of all sides against the newest exceeds it
+    reassign_interval: int = param(10, low=1, high=MOST)  # iterations that a range keeps its opponent
     sampling: Sampling = "hard"
 
     def __post_init__(self) -> None:
         check_fields(self)
         if not self.share:
-            raise ConfigError("OpponentsConfig.share is 0; expected a fraction > 0, or opponents=None")
+            raise ConfigError("OpponentsConfig.share is 0; expected a fraction > 0, or no opponents")
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from gpu_vecenv.declare.arguments import check_kind
+from gpu_vecenv.declare.arguments import check_choice, check_kind
 from gpu_vecenv.engine.arguments import validate_int
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.errors import ConfigError
@@ -56,10 +56,8 @@ class RecurrentLayer(nn.Module):
     ) -> None:
         super().__init__()
         inputs, units = validate_int("inputs", inputs, 1), validate_int("units", units, 1)
-        if kind not in GATES:
-            raise ConfigError(f"kind is {kind!r:.80}; expected one of {', '.join(map(repr, GATES))}")
-        if precision not in PRECISIONS:
-            raise ConfigError(f"precision is {precision!r:.80}; expected one of {', '.join(map(repr, PRECISIONS))}")
+        check_choice("kind", kind, tuple(GATES), ConfigError)
+        check_choice("precision", precision, PRECISIONS, ConfigError)
         self.cells = RecurrentCells(kind, inputs, units, count=1)
         self.state_size = self.cells.state_size
         if env is not None:

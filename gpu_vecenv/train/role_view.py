@@ -47,6 +47,12 @@ def role_of(game: Env, name: str) -> str:
     return name if name in layout.roles else layout.agent_roles[agents_of(game, [name])[0]]
 
 
+def sides_of_game(game: Env) -> tuple[str, ...]:
+    """Names of those that play with or against each other: all roles that have agents, or of one role its agents."""
+    present = tuple(game.layout.present_roles)
+    return present if len(present) > 1 else tuple(game.layout.agent_names)
+
+
 def check_each_agent_once(game: Env, names: Iterable[str], what: str = "policies") -> None:
     """Raise ConfigError unless each agent has one of the policies of these names, and each policy has agents.
 

@@ -16,7 +16,7 @@ from gpu_vecenv.declare.config import check_fields, param
 from gpu_vecenv.errors import ConfigError, NonFiniteError
 from gpu_vecenv.files import replace_file
 from gpu_vecenv.progress import OnProgress
-from gpu_vecenv.train.checkpoint import CHECKPOINTS, INITIAL_CHECKPOINT, CheckpointFolder, load_checkpoint
+from gpu_vecenv.train.checkpoint import CHECKPOINTS, CheckpointFolder, load_checkpoint
 from gpu_vecenv.train.distributed import World
 from gpu_vecenv.train.evaluation_curves import EVALUATION_FILE, EVALUATIONS_FILE
 from gpu_vecenv.train.evaluation_log import EvaluationLog
@@ -45,7 +45,7 @@ class RunConfig:
     best_episodes: int = param(100, low=0)  # of each match of an evaluation that compares checkpoints; 0: none, no best
     best_interval: int = param(10, low=0)  # training episodes between these evaluations, per episode of one
     eval_opponents: tuple[str, ...] = KINDS  # that trained roles play in these: random, still, initial
-    eval_scripts: tuple[str, ...] = ()  # further ones: role=file.py:name, a function of the game that returns the actor
+    eval_scripts: tuple[str, ...] = ()  # further ones: role=file.py:function, of the game, returns the actor
     wandb: str | None = None  # Weights & Biases project to log to
     digests: bool = False  # log a digest of all weights with each row of metrics, to compare runs bitwise
 
@@ -117,9 +117,9 @@ class Run:
         self.checkpoints.clean()
         if not resume:
             self.save(compare=False)
-            if world.rank == 0:
-                self.checkpoints.keep_initial()
-            world.barrier()
+        if world.rank == 0:
+            self.checkpoints.keep_initial()
+        world.barrier()
         if world.rank == 0:
             done = self.trainer.iteration if resume else None
             self._evaluations = EvaluationLog(self.folder / EVALUATIONS_FILE, done)
@@ -128,11 +128,13 @@ class Run:
         """Evaluate against the policies with which the run began."""
         if not self.selection.opponents.is_against(INITIAL):
             return
-        path = self.checkpoints.folder / INITIAL_CHECKPOINT
-        if not path.is_file():
+        try:
+            path = self.checkpoints.initial()
+        except FileNotFoundError as error:
             raise FileNotFoundError(
-                f'no {path}, the checkpoint of iteration 0; leave "initial" out of eval_opponents to resume without it'
-            )
+                f'{error}; to resume without it leave "initial" out of eval_opponents, which {self.folder / SETTINGS} '
+                "has where the command line began the run"
+            ) from None
         self.selection.opponents.load_initial(load_checkpoint(path)[0], str(path))
 
     @contextlib.contextmanager

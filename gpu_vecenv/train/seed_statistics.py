@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from gpu_vecenv.declare.arguments import check_number
 from gpu_vecenv.engine.arguments import validate_int
 from gpu_vecenv.errors import ConfigError
 
@@ -56,14 +57,14 @@ def bootstrap_interval(
         seed: Of the draws: the result is a function of the arguments.
 
     Raises:
-        ConfigError: There are no scores, one is not finite, or another argument is out of range.
+        ConfigError: There are no scores, one is not finite, or ``confidence`` is out of range.
+        TypeError, ValueError: ``repetitions`` is no positive int, or ``seed`` no int that is not negative.
     """
     table = _checked(scores)
     repetitions = validate_int("repetitions", repetitions, 1)
-    if not 0 < confidence < 1:
-        raise ConfigError(f"confidence is {confidence!r}; expected a number between 0 and 1, such as 0.95")
+    check_number("confidence", confidence, lambda x: 0 < x < 1, "a number between 0 and 1, such as 0.95", ConfigError)
     seeds, tasks = table.shape
-    generator, means = np.random.default_rng(seed), np.empty(repetitions)
+    generator, means = np.random.default_rng(validate_int("seed", seed, 0)), np.empty(repetitions)
     step = max(1, CHUNK // table.size)
     for first in range(0, repetitions, step):
         count = min(step, repetitions - first)
@@ -86,7 +87,7 @@ def _checked(scores: ArrayLike) -> NDArray[np.float64]:
     """The scores as (seeds, tasks)."""
     try:
         table = np.asarray(scores, dtype=np.float64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"scores are {scores!r:.80}; expected numbers (seeds,) or (seeds, tasks): {error}") from error
     table = table[:, None] if table.ndim == 1 else table
     if table.ndim != 2 or not table.size or not np.isfinite(table).all():

@@ -267,8 +267,8 @@ class Trainer:
 
         After the last iteration it trains one more.
 
-        The host reads the device once in all these iterations. Weights do not depend on ``log_interval``. See
-        ``read_iteration`` for the metrics and errors.
+        The host reads the device once in all these iterations. Weights do not depend on ``log_interval``, unless a
+        curriculum follows metrics. See ``read_iteration`` for the metrics and errors.
         """
         log_interval = validate_int("log_interval", log_interval, 1)
         while (self.iteration + 1) % log_interval and self.iteration + 1 < self.num_iterations:

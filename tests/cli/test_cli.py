@@ -1240,6 +1240,16 @@ def test_others_may_play_a_role(trained, command, tmp_path):
         assert json.loads(output).items() >= played(trained, 30, 30, players).items(), given
 
 
+def test_a_script_may_play_a_role(trained, command, tmp_path):
+    lines = ["import torch", "def still(game):", "    return lambda obs: torch.full(obs.shape[:2], game.noop).int()"]
+    (tmp_path / "scripts_of_this_test.py").write_text("\n".join(lines))
+    options = ["evaluate", str(trained), "--json", "--device", "cpu", "--episodes", "30"]
+    code, output, errors = command(*options, "--opponents", "runner=scripts_of_this_test.py:still")
+    assert (code, errors) == (0, [])
+    expected = played(trained, 30, 30, {"runner": lambda obs: torch.zeros(obs.shape[:2], dtype=torch.int32)})
+    assert json.loads(output).items() >= expected.items() != played(trained, 30, 30, {}).items()
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

@@ -15,7 +15,13 @@ from gpu_vecenv.train.game_policy import load_policy
 TINY = "--num-envs 4 --num-steps 4 --num-minibatches 2 --num-epochs 1 --hidden-sizes 8 --device cpu".split()
 GRID = ["train", "tag_gridworld", *"--max-steps 11 --grid 4 --total-steps 16 --episodes 2".split(), *TINY]
 QUICK = ["--episodes", "6", "--device", "cpu"]
-SCRIPT = "import torch\n\n\ndef stay(obs):\n    return torch.zeros(obs.shape[:2], dtype=torch.int32)\n\n\nnumber = 3\n"
+SCRIPT = """import torch
+
+def stay(game):
+    return lambda obs: torch.zeros(obs.shape[:2], dtype=torch.int32)
+
+number = 3
+"""
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +100,16 @@ def test_agents_may_be_rows(command):
     assert json.loads(output)["greedy"] is True
 
 
+def test_other_runs_and_random_actions_may_play_one_side_alone(command):
+    code, output, _ = command("crossplay", "one", "runner=random", "tagger=three/seed-4", "--json", *QUICK)
+    alone = json.loads(output)
+    assert code == 0 and alone["rows"] == ["one", "tagger=three/seed-4"]
+    assert alone["columns"] == ["one", "runner=random"]
+    code, output, _ = command("crossplay", "one", "three/seed-4", "random", "--json", *QUICK)
+    means = json.loads(output)["returns"]["tagger"]["mean"]
+    assert code == 0 and alone["returns"]["tagger"]["mean"] == [[row[0], row[2]] for row in means[:2]]
+
+
 REFUSED = {
     "": r"Missing|expected one or more|at least",
     "one one": r"runs is \['one', 'one'\]; expected one or more, each once",
@@ -101,7 +117,7 @@ REFUSED = {
     "one nowhere": "nowhere",
     "one pole": r"policies\['pole'\] is of cartpole on cpu; expected tag_gridworld",
     "one runner=own_scripts.py:nonsuch": "own_scripts.py has no 'nonsuch'",
-    "one runner=own_scripts.py:number": "runs has 'runner=own_scripts.py:number', a int; expected a function",
+    "one runner=own_scripts.py:number": "own_scripts.py:number is 3; expected a function of the configured game",
     "one nonsuch=own_scripts.py:stay": "unknown role 'nonsuch'",
     "one --roles nonsuch": "unknown role 'nonsuch'",
     "one --episodes 1": r"episodes is 1; expected a value in \[2",

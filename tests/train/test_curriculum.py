@@ -55,7 +55,18 @@ def test_points_are_joined_by_lines():
 
 
 @pytest.mark.parametrize(
-    "points", [[], [(0, 1), (0, 2)], [(1, 1), (0, 2)], [(0, math.nan)], [(0, "x")], [(0, (1, 2)), (1, 3)], 3, [(0,)]]
+    "points",
+    [
+        [],
+        [(0, 1), (0, 2)],
+        [(1, 1), (0, 2)],
+        [(0, math.nan)],
+        [(0, "x")],
+        [(0, 10**400)],
+        [(0, (1, 2)), (1, 3)],
+        3,
+        [(0,)],
+    ],
 )
 def test_points_that_are_none_are_refused(points):
     with pytest.raises(ConfigError, match="points are"):
@@ -314,7 +325,12 @@ def test_what_follows_something_else_is_refused(changes, name, device):
 
 @pytest.mark.parametrize(
     ("value", "words"),
-    [(lambda _: (1, 2), "the shape is"), (lambda _: 1e300, "do not fit in float32"), (lambda _: np.inf, "finite")],
+    [
+        (lambda _: (1, 2), "the shape is"),
+        (lambda _: 1e300, "do not fit in float32"),
+        (lambda _: np.inf, "finite"),
+        (lambda _: 10**400, "finite"),
+    ],
 )
 def test_values_that_a_shared_field_cannot_have_are_refused(value, words, device):
     with pytest.raises(ConfigError, match=words):

@@ -15,9 +15,10 @@ from gpu_vecenv.errors import CheckpointCorruptError, ConfigError
 from gpu_vecenv.train.checkpoint import load_checkpoint
 from gpu_vecenv.train.evaluation import Evaluator
 from gpu_vecenv.train.evaluation_log import COLUMNS, EvaluationLog
-from gpu_vecenv.train.fixed_opponents import FixedOpponents, Match, Script, StandingStill, parsed_scripts
+from gpu_vecenv.train.fixed_opponents import FixedOpponents, Match, StandingStill, parsed_scripts
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.run import RunConfig, run
+from gpu_vecenv.train.scripts import Script
 from gpu_vecenv.train.selection import SEED, MatchResult, Selection
 from gpu_vecenv.train.trainer import PolicySpec, Trainer
 
@@ -28,6 +29,9 @@ def right(game):
 
 def still(game):
     return right(game)
+
+def actor(obs):
+    return torch.full(obs.shape[:2], 1, dtype=torch.int32, device=obs.device)
 
 number = 3
 """
@@ -170,6 +174,10 @@ def test_a_run_without_its_initial_checkpoint_is_not_resumed_against_it(tmp_path
     initial = tmp_path / "checkpoints" / "initial.safetensors"
     assert load_checkpoint(initial)[1]["iteration"] == 0
     initial.unlink()
+    assert run(Trainer(env, short), tmp_path, config, resume=True) == 0  # the checkpoint of iteration 0 is still there
+    assert load_checkpoint(initial)[1]["iteration"] == 0
+    for path in (initial, tmp_path / "checkpoints" / "iteration-00000000.safetensors"):
+        path.unlink()
     with pytest.raises(FileNotFoundError, match='leave "initial" out of eval_opponents'):
         run(Trainer(env, short), tmp_path, config, resume=True)
     opponents = RunConfig(episodes=2, best_episodes=4, eval_opponents=("random", "still"))
@@ -191,6 +199,11 @@ def test_a_table_of_evaluations_keeps_the_rows_before_a_resume(tmp_path):
     resumed(4, 40, 0.5, [result, result])
     resumed(6, 60, 0.5, [result, result])
     assert path.read_bytes() == whole
+    damaged = whole.replace(b"6,60,", b"six,60,")
+    path.write_bytes(damaged)
+    with pytest.raises(ConfigError, match=r"evaluations.csv, line 6, is damaged: ValueError"):
+        EvaluationLog(path, 4)
+    assert path.read_bytes() == damaged
     EvaluationLog(path)
     assert not path.exists()
 
@@ -202,6 +215,11 @@ def test_wrong_opponents_are_refused(script):
         (["still", "still"], [], "eval_opponents has 'still'"),
         ([], [Script("runer", f"{script}:right")], "eval_scripts has 'runer'; nearest: runner"),
         ([], [Script("runner", f"{script}:wrong")], "has no 'wrong'"),
+        (
+            [],
+            [Script("runner", f"{script}:actor")],
+            "raised AttributeError: .*; expected a function of the configured game",
+        ),
         ([], [Script("runner", f"{script}:number")], "is 3; expected a function of the configured game"),
         ([], [Script("runner", f"{script}:right"), Script("runner_0", f"{script}:right")], "two opponents 'right' of"),
     ):
@@ -211,9 +229,9 @@ def test_wrong_opponents_are_refused(script):
     with pytest.raises(ConfigError, match="plays agent, against whom no other role is trained"):
         FixedOpponents(alone, scripts=[Script("agent", f"{script}:right")])
     for text, message in (
-        ("runner", "eval_scripts has 'runner'; expected role=file.py:name"),
-        ("runner=file.py", "expected role=file.py:name"),
-        ("=file.py:name", "expected role=file.py:name"),
+        ("runner", "eval_scripts has 'runner'; expected ROLE=file.py:function"),
+        ("runner=file.py", "expected ROLE=file.py:function"),
+        ("=file.py:name", "expected ROLE=file.py:function"),
         ("runner=file.py:still", "has an opponent 'still' of runner; expected names that are used once"),
     ):
         with pytest.raises(ConfigError, match=message):

@@ -249,6 +249,14 @@ def test_what_is_not_there(tmp_path):
         load_policy(tmp_path / "nowhere", device="cpu")
 
 
+@pytest.mark.parametrize("best", [False, True])
+def test_a_folder_of_runs_names_them(best, tmp_path):
+    for seed in (1, 0):
+        (tmp_path / f"seed-{seed}" / "checkpoints").mkdir(parents=True)
+    with pytest.raises(FileNotFoundError, match=r"no .*checkpoint.*; the folder has runs, .*: seed-0, seed-1$"):
+        load_policy(tmp_path, best=best, device="cpu")
+
+
 def test_a_game_that_is_not_registered(runs):
     trainer, folder = runs("other sizes and heads, masks", "cpu")
     del GAMES["crew"]

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 import torch
 from games.race import Race
@@ -11,7 +12,7 @@ from torch import nn
 
 import gpu_vecenv
 from gpu_vecenv import Opponent, OpponentsConfig, PolicySpec, PPOConfig, PQNConfig, Trainer, VecEnv
-from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.errors import ConfigError, NonFiniteError
 from gpu_vecenv.train.opponent_kernels import results_launch, uniform_numbers
 from gpu_vecenv.train.opponent_ranges import Ranges
 from gpu_vecenv.train.opponents import draw_weights, learning_wins
@@ -578,13 +579,21 @@ def test_a_closed_trainer_leaves_nothing(device):
         (lambda: OpponentsConfig(share=1.5), ConfigError, r"expected a value in \[0, 1\]"),
         (lambda: OpponentsConfig(members=()), ConfigError, "expected a tuple of snapshots, random, still"),
         (lambda: OpponentsConfig(members=("anyone",)), ConfigError, "'anyone'; expected 'snapshots'"),
+        (
+            lambda: OpponentsConfig(members=(np.arange(2),)),
+            ConfigError,
+            "expected 'snapshots', 'random', 'still' or an",
+        ),
         (lambda: OpponentsConfig(members=("random", "random")), ConfigError, "each name once"),
         (lambda: OpponentsConfig(sampling="best"), ConfigError, "sampling is 'best'"),
         (lambda: OpponentsConfig(num_snapshots=0), ConfigError, "num_snapshots is 0"),
         (lambda: Opponent(name="random", actors={"runner": east}), ConfigError, "Opponent.name is 'random'"),
         (lambda: Opponent(name="x", actors={}), ConfigError, "no actors"),
+        (lambda: Opponent(name="x", actors={1: east}), TypeError, "of 'x' has 1; expected names of roles or agents"),
         (lambda: Opponent(name="x", actors=3), TypeError, "actors is a int; expected a mapping"),
         (lambda: Opponent(name="x", actors={"runner": 3}), TypeError, "is a int; expected a Policy"),
+        (lambda: OpponentsConfig(snapshot_interval=2**31), ConfigError, "snapshot_interval is 2147483648; expected"),
+        (lambda: OpponentsConfig(reassign_interval=2**31), ConfigError, "reassign_interval is 2147483648; expected"),
     ],
 )
 def test_wrong_configurations_are_refused(make, kind, message):
@@ -607,7 +616,11 @@ class Uncopied(nn.Module):
 @pytest.mark.parametrize(
     ("opponents", "options", "message"),
     [
-        (dataclasses.replace(POOL, share=0.1), {}, "is 1, for 4 ranges"),
+        (
+            dataclasses.replace(POOL, share=0.1),
+            {},
+            "of 16 environments is 1, and OpponentsConfig.num_ranges is 4; expected",
+        ),
         (dataclasses.replace(POOL, num_ranges=1), {}, "at least one for each side that learns: tagger, runner"),
         (members(Opponent(name="x", actors={"walker": east})), {}, "unknown role 'walker'"),
         (members("still"), {"game": Race()}, "declares no noop of 'player'"),
@@ -640,6 +653,17 @@ def test_a_policy_of_another_shape_is_refused(device):
         trainer(device, members(Opponent(name="x", actors={"runner": other.policies["agent"]})))
 
 
+def test_a_policy_of_other_choices_is_refused(device):
+    """As many numbers, 32, but of other heads."""
+    one, other = (
+        gpu_vecenv.configure("tag_continuous", num_taggers=1, num_runners=2, acceleration_levels=k, turn_levels=30 - k)
+        for k in (10, 20)
+    )
+    actors = {"runner": trainer(device, None, game=other).policies["runner"]}
+    with pytest.raises(ConfigError, match=r"of opponent 'x' has observations and choices .*\(21, 11\).*\(11, 21\)"):
+        trainer(device, members(Opponent(name="x", actors=actors)), game=one)
+
+
 def test_other_types_are_refused(device):
     with pytest.raises(TypeError, match="opponents is a str; expected a OpponentsConfig or None"):
         trainer(device, "snapshots")
@@ -648,4 +672,12 @@ def test_other_types_are_refused(device):
 def test_a_script_that_returns_something_else_is_refused(device):
     one = trainer(device, members(Opponent(name="x", actors={"runner": lambda obs: obs})))
     with pytest.raises((TypeError, ValueError), match="function of 'runner' of opponent 'x'"):
+        one.train_iteration()
+
+
+def test_an_action_of_a_script_that_does_not_exist_is_named_as_a_cause(device):
+    one = trainer(device, members(Opponent(name="x", actors={"runner": lambda obs: 7 * east(obs)})))
+    with pytest.raises(
+        NonFiniteError, match="or an opponent's function returned an action that its role does not have"
+    ):
         one.train_iteration()

@@ -13,7 +13,17 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 TINY = "tag_gridworld --max-steps 5 --num-envs 16 --num-steps 4 --num-minibatches 2 --num-epochs 1 --hidden-sizes 8"
 KEPT = "--checkpoint-seconds 0 --keep 100 --digests --episodes 4 --best-episodes 0"
-SCRIPT = "import torch\ndef east(obs):\n    return torch.ones(obs.shape[:2], dtype=torch.int32, device=obs.device)\n"
+SCRIPT = """import torch
+
+def east(game):
+    return lambda obs: torch.ones(obs.shape[:2], dtype=torch.int32, device=obs.device)
+
+def actor(obs):
+    return torch.ones(obs.shape[:2], dtype=torch.int32, device=obs.device)
+
+def number(game):
+    return 3
+"""
 POOL = "--opponents-share 0.5 --opponents-ranges 4 --num-snapshots 2 --snapshot-interval 2 --reassign-interval 1"
 STEPS = 64
 
@@ -43,7 +53,8 @@ def train(command, device):
 
 def test_a_run_against_all_kinds_of_opponents_resumes_bit_by_bit(train, command, script, tmp_path):
     assert train("--out", "old", iterations=2)[0] == 0
-    against = ["snapshots", "random", "still", f"runner={script}:east", "tagger=old", "old"]
+    shutil.copytree(tmp_path / "old", tmp_path / "lr=0.1")  # no role
+    against = ["snapshots", "random", "still", f"runner={script}:east", "tagger=old", "old", "lr=0.1"]
     code, _, errors = train("--opponents", *against, *POOL.split(), "--out", "whole", iterations=20)
     assert (code, errors) == (0, [])
     rows = table(tmp_path / "whole")
@@ -52,7 +63,7 @@ def test_a_run_against_all_kinds_of_opponents_resumes_bit_by_bit(train, command,
         *(
             f"{side}_against_{member}"
             for side in ("tagger", "runner")
-            for member in ("snapshots", "random", "still", "old")
+            for member in ("snapshots", "random", "still", "old", "lr=0.1")
         ),
         f"tagger_against_runner={script}:east",
         "runner_against_tagger=old",
@@ -92,11 +103,21 @@ def test_the_options_are_those_of_the_checkpoint(train, tmp_path):
         (["=scripts.py:east"], "opponents has '=scripts.py:east'; expected"),
         (["scripts.py:east"], "expected the role that it plays: ROLE=scripts.py:east"),
         (["runner=scripts.py:west"], "has no 'west'"),
-        (["runner=scripts.py:torch"], "is a module; expected a function of observations"),
+        (["runner=scripts.py:torch"], "expected a function of the configured game that returns an actor"),
+        (
+            ["runner=scripts.py:actor"],
+            "raised AttributeError: 'TagGridworld' object has no attribute 'shape'; expected",
+        ),
+        (["runner=scripts.py:number"], "returned a int; expected a function of the configured game"),
         (["walker=scripts.py:east"], "unknown role 'walker'"),
-        (["random", "random"], "expected each name once"),
+        (["random", "random"], "error: opponents is ['random', 'random']; expected each name once"),
         (["random", "--opponents-share", "2"], "expected a value in [0, 1]"),
-        (["random", "--opponents-share", "0.1"], "for 8 ranges; expected at least one environment for each"),
+        (["random", "--opponents-share", "0"], "error: opponents_share is 0; expected a fraction > 0, or no"),
+        (
+            ["random", "--opponents-share", "0.1"],
+            "error: opponents_share is 0.1, which of 16 environments is 1, and opponents_ranges is 8; expected",
+        ),
+        (["random", "--opponents-ranges", "1"], "error: opponents_ranges is 1; expected at least one for each side"),
     ],
 )
 def test_wrong_opponents_are_refused_before_anything_is_written(opponents, message, train, script, tmp_path):

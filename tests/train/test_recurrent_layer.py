@@ -134,6 +134,7 @@ def test_a_trainer_leaves_a_layer_its_kernels(device_of_networks):
         ({"inputs": 0}, ValueError, "inputs"),
         ({"units": 2.0}, TypeError, "units"),
         ({"kind": "rnn"}, ConfigError, "kind is 'rnn'"),
+        ({"kind": ["gru"]}, ConfigError, r"kind is \['gru'\]"),
         ({"precision": "half"}, ConfigError, "precision is 'half'"),
         ({"env": 3}, TypeError, "env"),
     ],

@@ -59,7 +59,7 @@ def test_memory_is_bounded_without_a_change_of_the_draws(monkeypatch):
     assert bootstrap_interval(scores, repetitions=100) == whole
 
 
-@pytest.mark.parametrize("scores", [[], [1.0, float("nan")], [[[1.0]]], 3.0, ["a"], [[1, 2], [3]]])
+@pytest.mark.parametrize("scores", [[], [1.0, float("nan")], [[[1.0]]], 3.0, ["a"], [[1, 2], [3]], [10**400]])
 def test_wrong_scores_are_refused(scores):
     for function in (interquartile_mean, bootstrap_interval):
         with pytest.raises(ConfigError, match=r"expected .*numbers"):
@@ -67,6 +67,12 @@ def test_wrong_scores_are_refused(scores):
 
 
 def test_wrong_arguments_are_refused():
-    for arguments, message in (({"confidence": 1.0}, "confidence is 1.0"), ({"repetitions": 0}, "repetitions is 0")):
-        with pytest.raises((ConfigError, ValueError), match=message):
+    for arguments, message in (
+        ({"confidence": 1.0}, "confidence is 1.0; expected"),
+        ({"confidence": None}, "confidence is None; expected"),
+        ({"repetitions": 0}, "repetitions is 0.*; expected"),
+        ({"seed": -1}, "seed is -1.*; expected"),
+        ({"seed": "a"}, "seed is 'a'.*; expected"),
+    ):
+        with pytest.raises((ConfigError, TypeError, ValueError), match=message):
             bootstrap_interval([1.0, 2.0], **arguments)
