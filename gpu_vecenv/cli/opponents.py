@@ -14,6 +14,7 @@ from gpu_vecenv.declare.env import Env
 from gpu_vecenv.envs.importing import absolute, imported
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.evaluation import RolePolicy
+from gpu_vecenv.train.game_policy import run_and_member
 from gpu_vecenv.train.opponents_config import MEMBERS, Opponent, OpponentsConfig, Sampling
 
 DEFAULTS = OpponentsConfig()
@@ -81,7 +82,7 @@ def _parts(text: str) -> tuple[str, str]:
 
 
 def _is_script(source: str) -> bool:
-    return ":" in source and not Path(source).exists()
+    return ":" in source and not run_and_member(source)[0].exists()
 
 
 def _whole(text: str) -> str:
@@ -106,7 +107,7 @@ def _member(game: Env, text: str) -> str | Opponent:
         if not callable(script):
             raise ConfigError(f"opponents: {source} is a {type(script).__name__}; expected a function of observations")
         return Opponent(name=_name(text), actors={role: script})
-    if not Path(source).exists():
+    if not run_and_member(source)[0].exists():
         raise ConfigError(f"opponents has {text!r}: there is no file or folder {source}; expected {HOW}")
     actors: dict[str, RolePolicy] = {}
     for name in [role] if role else game.layout.present_roles:

@@ -8,11 +8,11 @@ member has the environments of all cells in its row of the grid.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 from gpu_vecenv.declare.arguments import check_kind
-from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.errors import CheckpointCorruptError, ConfigError
 from gpu_vecenv.train.algorithms import algorithm_of
 from gpu_vecenv.train.env_ranges import EnvRanges
 from gpu_vecenv.train.learner_config import LearnerConfig
@@ -33,6 +33,11 @@ def populations_of(specs: Mapping[str, PolicySpec]) -> dict[str, int]:
     return {name: spec.population for name, spec in specs.items() if spec.population > 1}
 
 
+def num_cells(specs: Mapping[str, PolicySpec]) -> int:
+    """Combinations of members, each of which has a share of the environments."""
+    return math.prod(spec.population for spec in specs.values())
+
+
 def member_name(policy: str, number: int, population: int) -> str:
     """The name of a member in a trainer: "tagger", or "tagger_p0" in a population."""
     return policy if population == 1 else f"{policy}_p{number}"
@@ -45,7 +50,7 @@ def members_of(specs: Mapping[str, PolicySpec], num_envs: int) -> dict[str, Memb
         ConfigError: The environments cannot be divided into equal cells, or a member has the name of another policy.
     """
     populations = populations_of(specs)
-    cells = math.prod(populations.values())
+    cells = num_cells(specs)
     if num_envs % cells:
         sizes = " x ".join(map(str, populations.values()))
         raise ConfigError(
@@ -93,8 +98,40 @@ def check_populations(
 
 
 def check_member(populations: Mapping[str, int], number: int) -> None:
-    """Raise ConfigError unless each population has a member of this number."""
+    """Raise TypeError or ConfigError unless a population has a member of this number, or there are none and it is 0."""
     check_kind("member", number, int, "the number of a member of each population")
-    for policy, count in populations.items():
-        if not 0 <= number < count:
-            raise ConfigError(f"member is {number}; expected 0 to {count - 1}, as {policy} has {count} members")
+    most = max(populations.values(), default=1)
+    if not 0 <= number < most:
+        sizes = (
+            ", ".join(f"{policy} has {count}" for policy, count in populations.items()) or "there are no populations"
+        )
+        raise ConfigError(f"member is {number}; expected 0 to {most - 1}: {sizes}")
+
+
+def stored_populations(manifest: Mapping[str, Any], source: str) -> dict[str, int]:
+    """Policy -> number of members, of the populations in a checkpoint.
+
+    Raises:
+        CheckpointCorruptError: They are no such dictionary.
+    """
+    found = manifest.get("populations") or {}
+    if not isinstance(found, dict) or not all(type(count) is int and 1 < count < 10**6 for count in found.values()):
+        raise CheckpointCorruptError(f"{source}: populations is {found!r:.80}; expected policies and their members")
+    return found
+
+
+def stored_members(populations: Mapping[str, int], names: Iterable[str], source: str) -> dict[str, list[str]]:
+    """Policy -> names of its members in a checkpoint that has policies of these ``names``.
+
+    Raises:
+        CheckpointCorruptError: It lacks one.
+    """
+    names, found = list(names), dict[str, list[str]]()
+    members = {policy: [member_name(policy, k, count) for k in range(count)] for policy, count in populations.items()}
+    policies = {name: policy for policy, own in members.items() for name in own}
+    if missing := policies.keys() - set(names):
+        raise CheckpointCorruptError(f"{source} has populations {dict(populations)}, but lacks {min(missing)}")
+    for name in names:
+        policy = policies.get(name, name)
+        found.setdefault(policy, members.get(policy, [name]))
+    return found

@@ -572,20 +572,22 @@ class Trainer:
     def acting_members(self, number: int = 0) -> list[str]:
         """Names of the policies that act together: of populations the members of this number.
 
+        In one of fewer members these begin anew: its member ``number`` modulo their number.
+
         Raises:
-            ConfigError: A population has no such member.
+            ConfigError: No population has such a member.
         """
         check_member(self.populations, number)
         members = self.members.items()
-        return [name for name, own in members if own.policy not in self.populations or own.number == number]
+        return [name for name, own in members if own.number == number % self.populations.get(own.policy, 1)]
 
     def role_policies(self, random_roles: Sequence[str] = (), member: int = 0) -> dict[str, Policy | None]:
-        """The policies for ``evaluate``, by role or agent: of populations the member of this number.
+        """The policies for ``evaluate``, by role or agent: of populations the members of this number.
 
         None for the ``random_roles``.
 
         Raises:
-            ConfigError: A population has no such member, or there is no such role or agent.
+            ConfigError: No population has such a member, or there is no such role or agent.
         """
         game = self.env.game
         acting = [self.policies[name] for name in self.acting_members(member)]
