@@ -7,10 +7,12 @@ import pytest
 import torch
 from games.race import Race
 from support.bitwise import equal_bits
+from support.emulated_cuda import EmulatedCudaBackend
 from torch import nn
 
 import gpu_vecenv
 from gpu_vecenv import OpponentsConfig, PolicySpec, PPOConfig, PQNConfig, Trainer, VecEnv
+from gpu_vecenv.compile import function_manager
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.env_ranges import EnvRanges, all_envs
 
@@ -99,6 +101,26 @@ def test_members_act_in_their_environments(kind, device):
         # By other kernels, or in other products: not bitwise.
         torch.testing.assert_close(own, outputs, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(data.values[t][envs][:, view.agents], values, rtol=1e-4, atol=1e-5)
+
+
+def test_kernels_of_tensor_cores_act_and_learn_in_the_environments_of_a_member(monkeypatch):
+    """On emulated CUDA threads."""
+    with monkeypatch.context() as patch:
+        patch.setattr(function_manager, "select", lambda device, driver=None: EmulatedCudaBackend())
+        one = trainer("cpu", dataclasses.replace(TINY, num_steps=2, num_epochs=1))
+    assert one.by_kernels and set(one.unfused_reasons.values()) == {None} and one.rollout_reason == "a population"
+    before = {name: weights(policy) for name, policy in one.policies.items()}
+    one.train_iteration()
+    for name, policy in one.policies.items():
+        assert not equal_bits(before[name], weights(policy))
+    one._parameters.fill_(torch.nan)
+    for forward in one._forward_passes:
+        forward(-1)
+    for name, policy in one.policies.items():
+        view = policy.view
+        outputs, _ = policy(view.obs(one.rollout.obs[-1][OF[name]]))
+        # Mantissas of TF32 have 10 bits.
+        torch.testing.assert_close(one._parameters[OF[name]][:, view.agents], outputs, rtol=2e-2, atol=2e-3)
 
 
 def test_policies_beside_a_population_have_all_environments(device):
