@@ -254,12 +254,21 @@ def test_evaluations_take_the_members_of_a_number(device):
     with torch.no_grad():
         next(one.policies["tagger_p1"].network.actor.parameters()).mul_(100)
     assert one.evaluate(24, member=0) != one.evaluate(24, member=1)
-    with pytest.raises(ConfigError, match="member is 2; expected 0 to 1, as tagger has 2 members"):
+    with pytest.raises(ConfigError, match="member is 2; expected 0 to 1: tagger has 2"):
         one.evaluate(24, member=2)
 
 
 def test_the_log_says_why_a_rollout_takes_several_launches(device):
     assert trainer(device).rollout_reason == "a population"
+
+
+def test_populations_of_fewer_members_begin_anew(device):
+    one = trainer(device)
+    assert [one.acting_members(k) for k in range(3)] == [
+        ["tagger_p0", "runner_p0"],
+        ["tagger_p1", "runner_p1"],
+        ["tagger_p2", "runner_p0"],
+    ]
 
 
 # What is refused
