@@ -22,9 +22,20 @@ from gpu_vecenv.errors import ConfigError, counted
 from gpu_vecenv.escapes import printable
 from gpu_vecenv.files import check_output, replace_file
 from gpu_vecenv.progress import ProgressDisplay
-from gpu_vecenv.train.crossplay import CrossPlay, Entry, SelfAndCrossPlay, check_ratings, crossplay, ratings
-from gpu_vecenv.train.game_policy import GamePolicy
+from gpu_vecenv.train.crossplay import (
+    CrossPlay,
+    Entry,
+    SelfAndCrossPlay,
+    check_ratings,
+    crossplay,
+    ratings,
+    sides_of,
+)
+from gpu_vecenv.train.crossplay import actors_of as actors_of_side
+from gpu_vecenv.train.evaluation import RolePolicy
+from gpu_vecenv.train.game_policy import GamePolicy, populations_of_run, run_and_member
 from gpu_vecenv.train.opponents_config import RANDOM
+from gpu_vecenv.train.role_view import agents_of
 from gpu_vecenv.train.run_folder import read_seeds, seed_folder
 
 
@@ -33,8 +44,9 @@ class Crossplay(DeviceOptions):
     """Play the policies of each run with and against those of each other run: a matrix of mean returns.
 
     RUN is the folder of a run, one of its checkpoints, a folder of several seeds, which stands for all of its runs,
-    the word random, or for a role alone runner=OTHER_RUN, runner=random or a script, runner=file.py:function.
-    The game is configured as in the first run.
+    the word random, or for a role alone runner=OTHER_RUN, runner=random or a script, runner=file.py:function. A run
+    with populations stands for all of their members, RUN:2 for the members 2. The game is configured as in the
+    first run.
     """
 
     runs: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="RUN...")]]  # see above
@@ -88,7 +100,8 @@ class Crossplay(DeviceOptions):
         """Name -> what plays."""
         found = [(source, *role_and_source(source)) for source in self.runs]
         loaded = {text: self._loaded(source) for text, role, source in found if not role and source != RANDOM}
-        game = next((entry.game for entries in loaded.values() for entry in entries.values()), None)
+        policies = (x for entries in loaded.values() for x in entries.values() if isinstance(x, GamePolicy))
+        game = next((policy.game for policy in policies), None)
         if game is None:
             raise ConfigError(f"runs is {list(self.runs)}; expected at least one run, whose game is played")
         entries = dict[str, Entry]()
@@ -100,12 +113,36 @@ class Crossplay(DeviceOptions):
                 entries[text] = actors_of("runs", game, role, source, **options) if role else None
         return entries
 
-    def _loaded(self, source: str) -> dict[str, GamePolicy]:
-        """Folder -> policies, of a run, or of each of a folder of several."""
-        seeds = read_seeds(Path(source))
-        folders = [Path(source)] if seeds is None else [seed_folder(Path(source), seed) for seed in seeds]
-        options: dict[str, Any] = {"game": self.game, "best": self.best, "device": self.device}
-        return {str(folder): load_run_policy(folder, **options) for folder in folders}
+    def _loaded(self, source: str) -> dict[str, Entry]:
+        """Name -> what plays, of a run, or of each of a folder of several."""
+        run, member = run_and_member(source)
+        seeds = read_seeds(run)
+        entries = dict[str, Entry]()
+        for folder in [run] if seeds is None else [seed_folder(run, seed) for seed in seeds]:
+            entries |= self._of_run(folder, member)
+        return entries
+
+    def _of_run(self, run: Path, member: int | None) -> dict[str, Entry]:
+        """Name -> what plays, of one run: the member of this number, or all of its members."""
+        how: dict[str, Any] = {"game": self.game, "best": self.best, "device": self.device}
+        if member is not None:
+            return {f"{run}:{member}": load_run_policy(Path(f"{run}:{member}"), **how)}
+        populations = populations_of_run(run, self.best)
+        if not populations:
+            return {str(run): load_run_policy(run, **how)}
+        loaded = {k: load_run_policy(Path(f"{run}:{k}"), **how) for k in range(max(populations.values()))}
+        return {f"{run}:{k}": one if k == 0 else self._new(one, populations, k) for k, one in loaded.items()}
+
+    def _new(self, policy: GamePolicy, populations: Mapping[str, int], number: int) -> Entry:
+        """Of the members of a number those sides that differ from members before."""
+        game, entry = policy.game, dict[str, RolePolicy]()
+        new = {
+            agent for name, count in populations.items() if count > number for agent in agents_of(game, name.split("+"))
+        }
+        for side in sides_of(game, self.roles):
+            if new & set(agents_of(game, side)):
+                entry |= actors_of_side(game, policy.policies, side) or {}
+        return entry
 
 
 def _print_tables(game: str, found: CrossPlay, rated: Mapping[str, Mapping[str, tuple[float, float]]] | None) -> None:

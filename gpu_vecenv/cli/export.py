@@ -11,6 +11,7 @@ from gpu_vecenv.declare.config import check_fields
 from gpu_vecenv.escapes import printable
 from gpu_vecenv.files import check_output
 from gpu_vecenv.train.export import NUM_OBSERVATIONS, export
+from gpu_vecenv.train.game_policy import run_and_member
 from gpu_vecenv.train.model_card import export_hub
 
 
@@ -29,13 +30,15 @@ class Export(Command):
 
     def __call__(self) -> None:
         """Write the files."""
-        run = self.run if self.run.is_dir() else None
-        folder = self.out or (self.run if run is not None else self.run.absolute().parent) / self.format
+        path, member = run_and_member(self.run)
+        run = path if path.is_dir() else None
+        name = self.format if member is None else f"{self.format}-{member}"
+        folder = self.out or (path if run is not None else path.absolute().parent) / name
         check_output("out", folder, folder=True)
         policy = load_run_policy(self.run, game=self.game, best=self.best, device="cpu")
         if self.format == "hub":
-            for path in export_hub(policy, folder, run):
-                print(printable(f"wrote {path}"))
+            for written in export_hub(policy, folder, run if member is None else None):  # its numbers are of members 0
+                print(printable(f"wrote {written}"))
             return
         for file in export(policy, folder, self.format):
             compared = f"{NUM_OBSERVATIONS:,} observations, largest difference {file.difference:.1e}"

@@ -16,6 +16,7 @@ from gpu_vecenv.declare.env import Env
 from gpu_vecenv.envs.importing import absolute
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.evaluation import RolePolicy
+from gpu_vecenv.train.game_policy import run_and_member
 from gpu_vecenv.train.opponents_config import MEMBERS, MOST, Opponent, OpponentsConfig, Sampling
 from gpu_vecenv.train.scripts import names_script
 
@@ -106,7 +107,7 @@ def _member(game: Env, text: str) -> str | Opponent:
     if names_script(source):
         if not role:
             raise ConfigError(f"opponents has the script {source!r}; expected the role that it plays: ROLE={source}")
-    elif not Path(source).exists():
+    elif not run_and_member(source)[0].exists():
         raise ConfigError(f"opponents has {text!r}: there is no file or folder {source}; expected {HOW}")
     actors: dict[str, RolePolicy] = {}
     for name in [role] if role else game.layout.present_roles:

@@ -37,6 +37,7 @@ from gpu_vecenv.escapes import printable, printable_lines
 from gpu_vecenv.files import check_output, replace_file
 from gpu_vecenv.progress import ProgressDisplay
 from gpu_vecenv.train.evaluation import RolePolicy
+from gpu_vecenv.train.game_policy import run_and_member
 from gpu_vecenv.watch.player import page
 from gpu_vecenv.watch.replay import Replay as Recording
 from gpu_vecenv.watch.replay import film, format_return, is_stale, record, verify
@@ -111,7 +112,7 @@ class Record(RecordOptions, Generic[GameT]):
     @staticmethod
     def of_source(source: str) -> Any:
         """The command for a game, with its configuration, or for a run."""
-        if not GAME_FILE.fullmatch(source) and source not in GAMES and Path(source).exists():
+        if not GAME_FILE.fullmatch(source) and source not in GAMES and run_and_member(source)[0].exists():
             return RecordRun
         try:
             game = game_class(source)

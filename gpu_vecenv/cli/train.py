@@ -45,6 +45,7 @@ from gpu_vecenv.train.learner_config import LearnerConfig
 from gpu_vecenv.train.opponents_config import RANDOM
 from gpu_vecenv.train.policy import Policy
 from gpu_vecenv.train.policy_specs import RUN_WIDE_KEYS, PolicySpec, Sharing, names_of_policies, resolve_specs
+from gpu_vecenv.train.populations import num_cells, stored_members, stored_populations
 from gpu_vecenv.train.ppo import MAPPO, PPOConfig
 from gpu_vecenv.train.pqn import PQNConfig
 from gpu_vecenv.train.role_view import role_of
@@ -78,6 +79,7 @@ class Train(DeviceOptions, Generic[GameT, ConfigT]):
     # Of PPO: the game's, for little time or for few env-steps, or MAPPO's with the game's sizes of a run
     preset: PresetName = "fast"
     sharing: Sharing = "role"  # one policy for the agents of a role, one for each agent, or one for all
+    population: int = param(1, low=1)  # train so many policies in place of each, in equal shares of the environments
     policies: str = "{}"  # hyper-parameters of single policies, as JSON: {"tagger": {"learning_rate": 0.001}}
     frozen: tuple[str, ...] = ()  # roles that are not trained, with the run or checkpoint they use: tagger=runs/old
     reward: str | None = None  # a function that gives the rewards in place of the game: module:name or file.py:name
@@ -161,6 +163,7 @@ class Train(DeviceOptions, Generic[GameT, ConfigT]):
             envs_per_process = max_num_envs_that_fit(
                 make, self.learner, resolve_specs(game, self.learner, specs), wanted, runs
             )
+            envs_per_process -= envs_per_process % num_cells(specs)
         else:
             envs_per_process = world.envs_per_process(self.num_envs)
         return functools.partial(make, envs_per_process, world.rank * envs_per_process)
@@ -177,8 +180,12 @@ class Train(DeviceOptions, Generic[GameT, ConfigT]):
         specs = {}
         for name in names:
             of_role = changes.get(role_of(game, name), {}) if by_role else {}
-            config = dataclasses.replace(self.learner, **{**of_role, **changes.get(name, {})})
-            specs[name] = PolicySpec(config=config)
+            values = {"population": self.population, **of_role, **changes.get(name, {})}
+            population = values.pop("population")
+            if type(population) is not int or population < 1:
+                raise ConfigError(f"population of {name} in policies is {population!r:.80}; expected an int >= 1")
+            config = dataclasses.replace(self.learner, **values)
+            specs[name] = PolicySpec(config=config, population=population)
         for role, source in frozen.items():
             specs |= self._frozen_specs(game, role, source)
         return specs
@@ -193,7 +200,7 @@ class Train(DeviceOptions, Generic[GameT, ConfigT]):
             raise ConfigError(f'policies is {self.policies!r}; expected JSON like {{"tagger": {{"gamma": 0.9}}}}')
         if unknown := set(changes) - set(names):
             raise ConfigError(f"unknown policy {', '.join(map(repr, sorted(unknown)))}; the policies are {names}")
-        known = {option.name for option in dataclasses.fields(self.learner)}
+        known = {"population", *(option.name for option in dataclasses.fields(self.learner))}
         for name, values in changes.items():
             if wrong := set(values) - known:
                 raise ConfigError(f"unknown keys {sorted(wrong)} for {name}; known: {', '.join(sorted(known))}")
@@ -297,7 +304,13 @@ class Resume(DeviceOptions):
         changes: dict[str, Any] = {} if self.total_steps is None else {"total_steps": self.total_steps}
         stored = stored_configs(manifest, str(self.resume))
         configs = {name: dataclasses.replace(config, **changes) for name, config in stored.items()}
-        specs = {name: PolicySpec(config=c, train=name in manifest["trained"]) for name, c in configs.items()}
+        populations = stored_populations(manifest, str(self.resume))
+        specs = {
+            policy: PolicySpec(
+                config=configs[first], train=first in manifest["trained"], population=populations.get(policy, 1)
+            )
+            for policy, (first, *_) in stored_members(populations, configs, str(self.resume)).items()
+        }
         own = stored_config(manifest, str(self.resume))
         source = settings["reward"] if self.reward is None else self.reward
         reward = None if source is None else imported("reward", source)

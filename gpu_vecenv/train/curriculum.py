@@ -357,7 +357,9 @@ class Schedules:
         if config.desired_kl is not None:
             del found["learning_rate"]  # it follows approx_kl
         names = ["gae_lambda"]
-        if policy.return_normalizer is None or isinstance(policy.return_normalizer, ValueNorm):
+        if learner.envs.num_envs < self._env.num_envs:  # discounts are those of an agent in all environments
+            names = []
+        elif policy.return_normalizer is None or isinstance(policy.return_normalizer, ValueNorm):
             names.append("gamma")  # otherwise the normalizer has it
         return found | {option: partial(_fill, self._discounts[option], policy.view.agents) for option in names}
 

@@ -59,7 +59,7 @@ class FixedOpponents:
     opponent: "random", uniform actions; "still", the no-op that the game declares; "initial", the policies with which
     the run began. A script plays its own agents, and those that learn beside it act randomly. Frozen policies act as
     they are. Where no others learn there is a single opponent without a script: "frozen", or "none" if there are no
-    other roles.
+    other roles. Of populations the first members act.
 
     Attributes:
         matches: All of them.
@@ -77,7 +77,7 @@ class FixedOpponents:
         if wrong := [kind for kind in kinds if kind not in KINDS or kinds.count(kind) > 1]:
             raise ConfigError(f"eval_opponents has {wrong[0]!r}; expected some of {', '.join(KINDS)}, each once")
         self._trainer, game, device = trainer, trainer.env.game, trainer.env.device
-        names = [name for learner in trainer.learners.values() for name in learner.policy.view.names]
+        names = dict.fromkeys(name for learner in trainer.learners.values() for name in learner.policy.view.names)
         # Of each role the roles and agents that are trained.
         self._trained = {role: [n for n in names if role_of(game, n) == role] for role in game.layout.roles}
         self._still: dict[str, RolePolicy] = {}
@@ -97,7 +97,7 @@ class FixedOpponents:
                 apart = any(name != role for name in game.layout.present_roles)
                 self.matches.append(Match(role, FROZEN if apart else NONE))
         self._initial = (
-            {name: copy.deepcopy(policy) for name, policy in trainer.policies.items()}
+            {name: copy.deepcopy(trainer.policies[name]) for name in trainer.acting_members()}
             if self.is_against(INITIAL)
             else dict[str, Policy]()
         )

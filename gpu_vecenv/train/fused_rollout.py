@@ -298,6 +298,7 @@ def fused_rollout(
     tile: RolloutTile | None = None,
     *,
     opponents: Opponents | None = None,
+    has_populations: bool = False,
 ) -> tuple[FusedRollout | None, str | None]:
     """A rollout in one launch, or None with the reason why there is none.
 
@@ -308,7 +309,10 @@ def fused_rollout(
         kernels: Policy -> its kernels; None: torch.
         tile: Of a block; None chooses one.
         opponents: Who play in some of the environments; None: nobody.
+        has_populations: Whether agents have other policies in other environments.
     """
+    if has_populations:
+        return None, "a population"
     if reason := why_not_fused(rollout, unfused_reasons):
         return None, reason
     if opponents is not None and (reason := opponents.why_not_fused()):

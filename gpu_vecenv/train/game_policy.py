@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -21,9 +22,12 @@ from gpu_vecenv.train.checkpoint import BEST, CHECKPOINTS, CheckpointFolder, loa
 from gpu_vecenv.train.encoders import make_encoder
 from gpu_vecenv.train.learner_config import LearnerConfig
 from gpu_vecenv.train.policy import Policy, num_inputs
+from gpu_vecenv.train.populations import check_member, stored_members, stored_populations
 from gpu_vecenv.train.recurrent import recurrent_weights
 from gpu_vecenv.train.role_view import RoleView, check_each_agent_once, role_of
 from gpu_vecenv.train.stored_config import stored_configs, with_defaults
+
+MEMBER_OF_RUN = re.compile(r"(.+):([0-9]{1,6})", re.DOTALL)
 
 
 class GamePolicy(nn.Module):
@@ -195,6 +199,7 @@ def load_policy(
     game: Env | None = None,
     networks: Mapping[str, nn.Module] | None = None,
     best: bool = False,
+    member: int | None = None,
     device: str | torch.device | None = None,
 ) -> GamePolicy:
     """Load the policies of a training run, in eval mode and without gradients. Nothing in a file is executed.
@@ -202,11 +207,14 @@ def load_policy(
     Of a run with several processes, the file of rank 0 is enough, on any machine.
 
     Args:
-        run: A run folder, whose newest checkpoint is loaded, or one checkpoint file.
+        run: A run folder, whose newest checkpoint is loaded, or one checkpoint file. "runs/tag:2" is of "runs/tag" the
+            ``member`` 2.
         game: The game, configured as in the run; None uses the registered game and configuration of the run.
         networks: Name of a policy, such as "tagger" or "tagger+runner" -> a module like the one it was trained with,
             into which the weights are loaded. Required for policies that do not use the default network.
         best: Load the run's best checkpoint instead of the newest.
+        member: Of a run with populations: the number of the member of each of them, beginning with 0. A population of
+            fewer members begins anew: of 2 taggers and 4 runners 3 is tagger 1 and runner 3.
         device: Device to act on; None: cuda if usable, else cpu.
 
     Raises:
@@ -215,23 +223,37 @@ def load_policy(
             each damaged file for which an older one is used.
         CheckpointVersionError: Another version of the library wrote it, in another format.
         UnknownGameError: The run's game is not registered.
-        ConfigError: ``game`` differs from the run's, the weights do not match their network, or the run has options
+        ConfigError: The run has populations and no ``member`` is given, or it has no such member; ``game`` differs from
+            the run's, the weights do not match their network, or the run has options
             that this version lacks. Options that a run of an older version lacks have their defaults.
     """
     check_kind("run", run, (str, Path), "the path of a run's folder or of a checkpoint")
     check_kind("game", game, Env, "a configured Env", optional=True)
     check_kind("networks", networks, Mapping, "a mapping, name of a policy -> module", optional=True)
     check_flag("best", best)
-    path, tensors, manifest = read_run(Path(run), best)
+    run, member = run_and_member(run, member)
+    path, tensors, manifest = read_run(run, best)
     where = resolve_device(device)
     configs = _configs(path, manifest)
     game = _game(path, manifest, game)
+    populations = stored_populations(manifest, str(path))
+    if populations and member is None:
+        most = max(populations.values()) - 1
+        raise ConfigError(
+            f"{path} has several members of {', '.join(populations)}; expected member=0 to {most}, or as the run "
+            f"{run}:0 to {run}:{most}"
+        )
+    if member is not None:
+        check_member(populations, member)
+    stored = stored_members(populations, configs, str(path))
+    own = {name: names[(member or 0) % len(names)] for name, names in stored.items()}
+    configs = {name: configs[stored_name] for name, stored_name in own.items()}
     networks = networks or {}
     if unknown := sorted(set(networks) - set(configs), key=str):
         raise ConfigError(f"networks has {unknown}; expected some of {list(configs)}, the policies in {path}")
     policies = {}
     for name, config in configs.items():
-        prefix = f"policy.{name}."
+        prefix = f"policy.{own[name]}."
         weights = {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
         if bad := [key for key, tensor in weights.items() if not bool(tensor.isfinite().all())]:
             raise CheckpointCorruptError(
@@ -241,6 +263,26 @@ def load_policy(
     policy = GamePolicy(game, policies, configs)
     policy.requires_grad_(False).eval()
     return policy
+
+
+def run_and_member(run: str | Path, member: int | None = None) -> tuple[Path, int | None]:
+    """The path of a run, and the number of the member in "RUN:2", where there is no such file; else ``member``.
+
+    Raises:
+        ConfigError: There are two numbers.
+    """
+    found = MEMBER_OF_RUN.fullmatch(str(run))
+    if found is None or Path(run).exists():
+        return Path(run), member
+    if member is not None:
+        raise ConfigError(f"run is {str(run)!r} and member is {member}; expected one of the two numbers")
+    return Path(found[1]), int(found[2])
+
+
+def populations_of_run(run: str | Path, best: bool = False) -> dict[str, int]:
+    """Policy -> number of members, of the populations of a run; errors as of ``load_policy``."""
+    path, _, manifest = read_run(run_and_member(run)[0], best)
+    return stored_populations(manifest, str(path))
 
 
 def read_run(run: Path, best: bool) -> tuple[Path, dict[str, torch.Tensor], dict[str, Any]]:

@@ -206,9 +206,9 @@ class LayerwiseKernels:
         parts = torch.zeros((1, self.perceptron.num_parameters + METRICS), device=self.device)
         return Gradients(self, rows, loss, parts), parts
 
-    def forward(self) -> ForwardPass:
+    def forward(self, *, num_envs: int | None = None) -> ForwardPass:
         """The forward pass of the observations of one step, see ``PerceptronKernels.forward``."""
-        return ForwardPass(self)
+        return ForwardPass(self, self.rollout.env.num_envs if num_envs is None else num_envs)
 
 
 class ProductLaunch:
@@ -254,9 +254,9 @@ class ProductLaunch:
 class ForwardPass:
     """See ``LayerwiseKernels.forward``. Reads the weights as they were at the last ``begin_rollout``."""
 
-    def __init__(self, kernels: LayerwiseKernels) -> None:
+    def __init__(self, kernels: LayerwiseKernels, num_envs: int) -> None:
         self._kernels, env, view = kernels, kernels.rollout.env, kernels.policy.view
-        rows = torch.arange(env.num_envs * env.num_agents, device=kernels.device).view(env.num_envs, env.num_agents)
+        rows = torch.arange(num_envs * env.num_agents, device=kernels.device).view(num_envs, env.num_agents)
         self._indices = rows[:, view.agents].flatten().contiguous()
         columns = view.parameter_columns
         columns = torch.arange(columns.stop) if isinstance(columns, slice) else columns

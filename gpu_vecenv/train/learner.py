@@ -17,6 +17,7 @@ from gpu_vecenv.compile.function_manager import Launch
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.central_critic import Tower
 from gpu_vecenv.train.distributed import World
+from gpu_vecenv.train.env_ranges import EnvRanges, all_envs
 from gpu_vecenv.train.graph import GraphedCallable, GraphPool
 from gpu_vecenv.train.iteration_kernels import explained_variance_launch, learner_metrics_launch
 from gpu_vecenv.train.layers import kernel_on
@@ -65,6 +66,7 @@ class Learner(ABC, Generic[ConfigT]):
         loss_metrics: Names of the numbers that the loss gives, and "grad_norm", the last one; all must be finite.
         schedules: (n, 2) float64, of the options ``LearnerConfig.scheduled`` the values at the run's start and end.
         together: So many agents of an environment are in a minibatch together, side by side: 1, or all of the policy's.
+        envs: The environments in which the policy acts.
 
     Args:
         policy: The policy, on the rollout's device.
@@ -76,6 +78,7 @@ class Learner(ABC, Generic[ConfigT]):
         kernels: Of the policy, which compute its gradients; None: torch does, with the kernel of the loss.
         num_iterations: Of the run, which the schedules follow.
         states: In the rollout, of a recurrent policy; it learns from sequences in place of samples.
+        envs: The environments in which the policy acts, from which it learns; None: all.
 
     Raises:
         ConfigError: The minibatches cannot have equal sizes.
@@ -96,13 +99,14 @@ class Learner(ABC, Generic[ConfigT]):
         kernels: PolicyKernels | None = None,
         num_iterations: int = 1,
         states: RecurrentStates | None = None,
+        envs: EnvRanges | None = None,
     ) -> None:
         self.policy, self.config, self.rollout, self.world = policy, config, rollout, world
         self.kernels, self.num_iterations = kernels, num_iterations
         device, agents = rollout.rewards.device, policy.view.agents
-        sample_indices = torch.arange(rollout.rewards.numel(), device=device).view_as(rollout.rewards)
-        self.indices = sample_indices[:, :, agents].flatten().contiguous()
-        firsts = first_samples(policy, rollout, 1, self.together)
+        self.envs = envs = envs or all_envs(rollout.env.num_envs)
+        self.indices = first_samples(policy, rollout, 1, 1, envs).flatten().contiguous()
+        firsts = first_samples(policy, rollout, 1, self.together, envs)
         if firsts.numel() % config.num_minibatches:
             raise ConfigError(
                 f"num_minibatches is {config.num_minibatches}; expected a divisor of num_steps x num_envs x "
@@ -111,7 +115,7 @@ class Learner(ABC, Generic[ConfigT]):
             )
         self.sequences = None
         if states is not None:
-            self.sequences = Sequences(policy, rollout, states, config.num_minibatches, self.together)
+            self.sequences = Sequences(policy, rollout, states, config.num_minibatches, self.together, envs)
         self.order = self.indices.clone()
         self.epoch, self.minibatch_index, self.iteration = torch.zeros((3, 1), dtype=torch.int64, device=device)
         self.progress, self._stopped = torch.zeros((2, 1), dtype=torch.float64, device=device)
@@ -222,15 +226,16 @@ class Learner(ABC, Generic[ConfigT]):
         self._begin = self.make_begin()
         self._add_metrics: Launch | None = None
         # Discounted, of each agent's episode so far.
-        self.reward_sums = torch.zeros(rollout.rewards[0, :, agents].shape, device=device)
+        self.reward_sums = torch.zeros(envs.of(rollout.rewards[0])[:, agents].shape, device=device)
         self.normalizer_updates: list[NormalizerUpdate] = []
         if policy.obs_normalizer is not None:
             self.normalizer_updates.append(obs_update(policy.obs_normalizer, rollout, policy.view, self.indices))
         if policy.state_normalizer is not None:
-            self.normalizer_updates.append(state_update(policy.state_normalizer, rollout, policy.view, self.indices))
+            of_states = policy.state_normalizer, rollout, policy.view, self.indices, envs
+            self.normalizer_updates.append(state_update(*of_states))
         self._value_norm: ValueNormUpdate | None = None
         if isinstance(policy.return_normalizer, ValueNorm):
-            self._value_norm = ValueNormUpdate(policy, rollout, self.indices, self.num_updates)
+            self._value_norm = ValueNormUpdate(policy, rollout, self.indices, self.num_updates, envs)
         elif policy.return_normalizer is not None:
             self.normalizer_updates.append(
                 reward_update(policy.return_normalizer, rollout, self.indices, self.reward_sums, config.gamma)

@@ -73,10 +73,12 @@ class MetricsReader:
         columns = episode_log.num_sums - len(COUNTS)
         self._opponents = opponents
         self._matches = [] if opponents is None else opponents.match_names
-        self._sizes = len(self._learned), 2 * len(self._roles), 3 * len(self._matches), columns, len(COUNTS)
+        self._members = {name: one for name, one in learners.items() if one.envs.num_envs < rollout.env.num_envs}
+        sizes = len(self._learned), 2 * len(self._roles), 3 * len(self._matches), 2 * len(self._members)
+        self._sizes = *sizes, columns, len(COUNTS)
         self._totals = torch.zeros(sum(self._sizes) + 1, dtype=torch.float64, device=rollout.rewards.device)
-        sizes = [*self._sizes[:3], columns + len(COUNTS), 1]
-        learned, self._shaped, self._results, episodes, stopped = self._totals.split(sizes)
+        parts = self._totals.split([*sizes, columns + len(COUNTS), 1])
+        learned, self._shaped, self._results, self._of_members, episodes, stopped = parts
         self._take_in_episodes = episode_log.launch_into(episodes, clears=True)
         faults = episodes[columns + COUNTS.index("faults")]
         each = learned.split([len(learner.metric_names()) for learner in learners.values()])
@@ -107,6 +109,20 @@ class MetricsReader:
 
         if self._opponents is not None:
             self._results += self._opponents.match_results()
+        if self._members:
+            self._of_members.copy_(torch.stack([x for one in self._members.values() for x in self._episodes(one)]))
+
+    def _episodes(self, learner: Learner[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of the latest episodes in a member's environments: sum of the returns of an agent of its roles, and number.
+
+        The sum is NaN until each of these environments has ended an episode.
+        """
+        layout, log = self._rollout.env.game.layout, self._episode_log
+        latest = learner.envs.of(log.latest)
+        agents = {f"return_{role}": layout.roles[role] for role in learner.policy.view.roles}
+        returns = [latest[:, log.names.index(name)] * count for name, count in agents.items() if count]
+        total = torch.stack(returns).sum(0) / sum(agents.values())
+        return torch.where((latest[:, -1] > 0).all(), total.sum(), torch.nan), latest[:, -1].sum()
 
     def discard(self) -> None:
         """Begin anew without a read."""
@@ -127,7 +143,7 @@ class MetricsReader:
         """
         rollout, env = self._rollout, self._rollout.env
         read = iter(totals)
-        learned, shaped, results, episodes, counts = (list(islice(read, n)) for n in self._sizes)
+        learned, shaped, results, of_members, episodes, counts = (list(islice(read, n)) for n in self._sizes)
         *counts, iterations_read = counts  # each in all processes
         metrics = {name: value / iterations_read for name, value in zip(self._learned, learned, strict=True)}
         metrics |= dict(zip(COUNTS, counts, strict=False))
@@ -141,6 +157,8 @@ class MetricsReader:
         means = dict.fromkeys((f"return_{role}" for role in env.game.layout.roles), 0.0)  # of roles without agents
         for name, total in zip(self._episode_log.names, sums, strict=True):
             means[name] = math.nan if metrics["first_episodes"] or not num_latest else total / num_latest
+        for k, name in enumerate(self._members):
+            means[f"return_{name}"] = of_members[2 * k] / (of_members[2 * k + 1] or math.nan)
         losses = {name: metrics[name] for name in self._losses}
         _check(rollout, losses, metrics.pop("faults"), iterations)
         if not env.build.end_on_nonfinite:

@@ -15,6 +15,7 @@ from gpu_vecenv.compile.function_manager import FunctionManager, Launch, Program
 from gpu_vecenv.declare.field import boolean, f32, f64, i32, i64
 from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar
 from gpu_vecenv.files import cuda_folder
+from gpu_vecenv.train.env_ranges import EnvRanges
 from gpu_vecenv.train.normalizers import Normalizer
 from gpu_vecenv.train.role_view import RoleView
 from gpu_vecenv.train.rollout_storage import Rollout
@@ -127,7 +128,9 @@ def obs_update(normalizer: Normalizer, rollout: Rollout, view: RoleView, indices
     return NormalizerUpdate(launch, moments, update_launch(functions, normalizer, moments))
 
 
-def state_update(normalizer: Normalizer, rollout: Rollout, view: RoleView, indices: torch.Tensor) -> NormalizerUpdate:
+def state_update(
+    normalizer: Normalizer, rollout: Rollout, view: RoleView, indices: torch.Tensor, envs: EnvRanges
+) -> NormalizerUpdate:
     """Of a central critic's states, of the steps at which any of the view's agents is active.
 
     Of states with parts that are an agent's own those of active agents.
@@ -137,6 +140,7 @@ def state_update(normalizer: Normalizer, rollout: Rollout, view: RoleView, indic
         rollout: The samples.
         view: Of the policy's agents.
         indices: (rows,) int64, their samples, which count through (T, E, A).
+        envs: The environments in which it acts.
     """
     functions, states = rollout.env.functions, rollout.critic_states()[:-1]
     table = states.flatten(0, 2)
@@ -145,7 +149,8 @@ def state_update(normalizer: Normalizer, rollout: Rollout, view: RoleView, indic
         own_launch, moments = moments_launch(functions, table, offsets, indices, rollout.learned, normalizer.mean)
         return NormalizerUpdate(own_launch, moments, update_launch(functions, normalizer, moments))
     active = torch.zeros(rollout.active[:-1].shape[:2], dtype=torch.bool, device=table.device)
-    launch, moments = moments_launch(functions, table, offsets, rows, active, normalizer.mean)
+    own_rows = envs.of(rows.view(active.shape), 1).flatten().contiguous()
+    launch, moments = moments_launch(functions, table, offsets, own_rows, active, normalizer.mean)
 
     def add_samples() -> None:
         torch.any(rollout.learned[:-1, :, view.agents], -1, out=active)

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from gpu_vecenv.train.env_ranges import EnvRanges, all_envs
 from gpu_vecenv.train.host_kernels import HostKernels, why_not_on_host
 from gpu_vecenv.train.layers import parameters_of
 from gpu_vecenv.train.layerwise import LayerwiseKernels, why_not_layerwise
@@ -58,7 +59,7 @@ class PolicyKernels(Protocol):
     def gradients(self, rows: int, settings: LossSettings) -> tuple[GradientsCall, torch.Tensor]:
         """See ``PerceptronKernels.gradients``."""
 
-    def forward(self) -> ForwardCall:
+    def forward(self, *, num_envs: int | None = None) -> ForwardCall:
         """See ``PerceptronKernels.forward``."""
 
 
@@ -114,6 +115,7 @@ class Forward:
         outputs: (E, A, sampler.num_parameters) float32, where the parameters of its agents' distributions are written.
         kernels: Of the policy; None: torch.
         states: Of the policy, if it is recurrent.
+        envs: The environments in which it acts; None: all.
     """
 
     def __init__(
@@ -123,10 +125,12 @@ class Forward:
         outputs: torch.Tensor,
         kernels: PolicyKernels | None,
         states: RecurrentStates | None = None,
+        envs: EnvRanges | None = None,
     ) -> None:
         self.policy, self.rollout, self.outputs = policy, rollout, outputs
-        self.kernels, self.states, self._context = kernels, states, RolloutContext(policy, rollout)
-        self._launch = None if kernels is None else kernels.forward()
+        self._envs = envs = envs or all_envs(rollout.env.num_envs)
+        self.kernels, self.states, self._context = kernels, states, RolloutContext(policy, rollout, envs=envs)
+        self._launch = None if kernels is None else kernels.forward(num_envs=envs.size)  # of one range
 
     def adopt(self) -> None:
         """Let the kernels read the policy's parameters, whose tensors a caller may have replaced."""
@@ -139,18 +143,19 @@ class Forward:
         Weights must not change between step 0 and the steps after it. A recurrent policy takes the step, unless only
         values are computed.
         """
-        data, view = self.rollout, self.policy.view
+        data, view, envs = self.rollout, self.policy.view, self._envs
         if self.kernels is not None and self._launch is not None and is_plain(self.policy):
             if t == 0:
                 self.kernels.begin_rollout()
-            self._launch(
-                obs=data.obs[t].flatten(0, 1)[(slice(None), *view.obs_slice)],
-                action_mask=None if data.action_mask is None or view.continuous else data.action_mask[t],
-                outputs=None if only_values else self.outputs,
-                values=data.values[t],
-            )
+            for own in envs.slices:
+                self._launch(
+                    obs=data.obs[t][own].flatten(0, 1)[(slice(None), *view.obs_slice)],
+                    action_mask=None if data.action_mask is None or view.continuous else data.action_mask[t][own],
+                    outputs=None if only_values else self.outputs[own],
+                    values=data.values[t][own],
+                )
             return
-        obs, context = view.obs(data.obs[t]), self._context.of_step(t)
+        obs, context = view.obs(envs.of(data.obs[t])), self._context.of_step(t)
         if self.states is None:
             outputs, values = self.policy(obs, context=context)
         else:
@@ -159,8 +164,10 @@ class Forward:
             with self.states.kernels():
                 outputs, values, state = self.policy(obs, self.states.current, context=context)
             if not only_values:
-                self.states.end_step(state, data.active[t][:, view.agents])
-        mask = None if data.action_mask is None else view.mask(data.action_mask[t][:, view.agents])
-        data.values[t][:, view.agents] = self.policy.state_values(outputs, values, mask)
+                self.states.end_step(state, envs.of(data.active[t])[:, view.agents])
+        mask = None if data.action_mask is None else view.mask(envs.of(data.action_mask[t])[:, view.agents])
+        for own, part in envs.parts(self.policy.state_values(outputs, values, mask)):
+            data.values[t][own][:, view.agents] = part
         if not only_values:
-            view.write_parameters(self.policy.distribution(outputs, mask), self.outputs)
+            for own, part in envs.parts(self.policy.distribution(outputs, mask)):
+                view.write_parameters(part, self.outputs[own])

@@ -11,6 +11,7 @@ from torch import nn
 
 from gpu_vecenv.declare.arguments import check_choice
 from gpu_vecenv.declare.env import Env
+from gpu_vecenv.engine.arguments import validate_int
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.algorithms import CONFIGS, algorithm_of
 from gpu_vecenv.train.learner_config import LearnerConfig
@@ -39,15 +40,20 @@ class PolicySpec:
         config: Hyperparameters of this policy, whose class decides its algorithm; None uses the trainer's.
         weights: Initial weights: the ``state_dict`` of a ``Policy``, such as one that ``load_policy(…)`` returned.
         train: False freezes the policy: it acts, but is not trained.
+        population: Members: so many policies with weights of their own, each of which acts in its share of the
+            environments and learns from these alone. With more than one ``network`` is None.
 
     Raises:
         TypeError: A value has another type.
+        ValueError: ``population`` is less than 1.
+        ConfigError: ``population`` is several with a ``network``.
     """
 
     network: nn.Module | None = None
     config: LearnerConfig | None = None
     weights: Mapping[str, torch.Tensor] | None = None
     train: bool = True
+    population: int = 1
 
     def __post_init__(self) -> None:
         expected: dict[str, tuple[type, ...]] = {
@@ -62,6 +68,12 @@ class PolicySpec:
                 known = " or ".join(f"a {kind.__name__}" for kind in kinds)
                 alternative = "" if bool in kinds else " or None"
                 raise TypeError(f"PolicySpec.{name} is a {type(value).__name__}; expected {known}{alternative}")
+        object.__setattr__(self, "population", validate_int("population", self.population, 1))
+        if self.population > 1 and self.network is not None:
+            raise ConfigError(
+                f"population is {self.population} with a network, a {type(self.network).__name__}; expected "
+                "network=None: each member has a default network with initial weights of its own"
+            )
 
 
 def keeps_states(specs: Mapping[str, PolicySpec], config: LearnerConfig) -> bool:

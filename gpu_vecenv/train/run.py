@@ -268,7 +268,7 @@ def _write_results(one: Run, console: Console) -> None:
             "evaluations": str(one.folder / EVALUATIONS_FILE) if one.selection.results else "none in training",
             "metrics": str(one.folder / METRICS_FILE),
         },
-        to_watch=one.folder,
+        to_watch=one,
     )
 
 
@@ -284,12 +284,13 @@ def _write_results_of_seeds(runs: Sequence[Run], folder: Path, console: Console)
     drawn = plot_runs([one.folder for one in runs], folder / CURVE_FILE, x="both")
     console.print(seeds_table(game, results, NOTE))
     files = {"evaluation": str(folder / EVALUATION_FILE), "runs": " ".join(str(one.folder) for one in runs)}
-    _print_files(console, folder, drawn, files, to_watch=runs[0].folder)
+    _print_files(console, folder, drawn, files, to_watch=runs[0])
 
 
-def _print_files(console: Console, folder: Path, drawn: bool, files: Mapping[str, str], to_watch: Path) -> None:
+def _print_files(console: Console, folder: Path, drawn: bool, files: Mapping[str, str], to_watch: Run) -> None:
     curve = str(folder / CURVE_FILE) if drawn else 'not drawn: matplotlib is missing (pip install "gpu_vecenv[train]")'
-    watch = f"gpu-vecenv replay record {shlex.quote(str(to_watch))}"
+    source = f"{to_watch.folder}{':0' if to_watch.trainer.populations else ''}"
+    watch = f"gpu-vecenv replay record {shlex.quote(source)}"
     for label, value in {"learning curve": curve, **files, "to watch it": watch}.items():
         _print_line(console, f"{label:15} {value}")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -11,6 +10,7 @@ import torch
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.envs.importing import absolute, imported
 from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.train.game_policy import run_and_member
 
 EXPECTED = "expected a function of the configured game that returns an actor, a function of observations"
 
@@ -68,5 +68,5 @@ class Script(NamedTuple):
 
 
 def names_script(source: str) -> bool:
-    """Whether it is a script's source, and not the path of a file or folder."""
-    return ":" in source and not Path(source).exists()
+    """Whether it is a script's source, and not the path of a file or folder, or a member of a run."""
+    return ":" in source and not run_and_member(source)[0].exists()

@@ -13,6 +13,7 @@ import torch
 
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.central_critic import Context
+from gpu_vecenv.train.env_ranges import EnvRanges, all_envs
 from gpu_vecenv.train.gru import GruLayer, recurrent_cells, why_not_gru
 from gpu_vecenv.train.layers import kernel_on
 from gpu_vecenv.train.learner_kernels import RowGather, shuffle_launch
@@ -44,6 +45,7 @@ class RecurrentStates:
         rollout: Of its environment.
         sequence_length: L; None: T.
         precision: Of the matrix products.
+        envs: The environments in which the policy acts, E in all; None: all of the rollout.
 
     Attributes:
         torch_reason: Why torch computes the recurrent layers, in a few words; None: kernels do.
@@ -55,9 +57,15 @@ class RecurrentStates:
     """
 
     def __init__(
-        self, policy: Policy, rollout: Rollout, sequence_length: int | None = None, precision: Precision = "float32"
+        self,
+        policy: Policy,
+        rollout: Rollout,
+        sequence_length: int | None = None,
+        precision: Precision = "float32",
+        envs: EnvRanges | None = None,
     ) -> None:
         num_steps, num_envs, _ = rollout.rewards.shape
+        num_envs = num_envs if envs is None else envs.num_envs
         self.sequence_length = num_steps if sequence_length is None else sequence_length
         if num_steps % self.sequence_length:
             raise ConfigError(
@@ -104,10 +112,13 @@ class RecurrentStates:
         self.current.copy_(kept(state, active))
 
 
-def first_samples(policy: Policy, rollout: Rollout, length: int, together: int) -> torch.Tensor:
-    """Indices of the first samples of blocks of ``length`` steps of ``together`` agents, (T / L, E, C / together)."""
+def first_samples(policy: Policy, rollout: Rollout, length: int, together: int, envs: EnvRanges) -> torch.Tensor:
+    """Indices of the first samples of blocks of ``length`` steps of ``together`` agents, (T / L, E, C / together).
+
+    E are the environments ``envs``.
+    """
     data = rollout.rewards
-    samples = torch.arange(data.numel(), device=data.device).view_as(data)
+    samples = envs.of(torch.arange(data.numel(), device=data.device).view_as(data), 1)
     return samples[::length, :, policy.view.agents][:, :, ::together]
 
 
@@ -195,17 +206,25 @@ class Sequences:
         states: Of the policy in the rollout.
         num_minibatches: Of an epoch.
         together: So many agents of an environment stay together, side by side: 1, or C.
+        envs: The environments in which the policy acts, E in all; None: all of the rollout.
 
     Raises:
         ConfigError: The minibatches cannot have equal sizes.
     """
 
     def __init__(
-        self, policy: Policy, rollout: Rollout, states: RecurrentStates, num_minibatches: int, together: int = 1
+        self,
+        policy: Policy,
+        rollout: Rollout,
+        states: RecurrentStates,
+        num_minibatches: int,
+        together: int = 1,
+        envs: EnvRanges | None = None,
     ) -> None:
+        envs = envs or all_envs(rollout.env.num_envs)
         self._policy, self._rollout, self._states = policy, rollout, states
         self.length = states.sequence_length
-        firsts = first_samples(policy, rollout, self.length, together)
+        firsts = first_samples(policy, rollout, self.length, together, envs)
         if firsts.numel() % num_minibatches:
             raise ConfigError(
                 f"num_minibatches is {num_minibatches}; expected a divisor of the number of sequences, num_steps / "
@@ -215,8 +234,8 @@ class Sequences:
         self._firsts = firsts.flatten().contiguous()
         self._agents = agents_together(policy, together)
         # Of each agent of each environment its row among those of the policy.
-        envs = torch.arange(rollout.rewards.shape[1], device=rollout.rewards.device)
-        self._start_rows = (envs[:, None] * policy.view.num_agents + policy.view.positions()).flatten()
+        rows = envs.positions(rollout.rewards.shape[1]).to(rollout.rewards.device)
+        self._start_rows = (rows[:, None] * policy.view.num_agents + policy.view.positions()).flatten()
 
     def shuffle(
         self, seed: torch.Tensor, epoch: torch.Tensor, *, out: torch.Tensor, moments: torch.Tensor

@@ -53,6 +53,7 @@ from gpu_vecenv.train.opponents_config import OpponentsConfig
 from gpu_vecenv.train.policy import Policy
 from gpu_vecenv.train.policy_kernels import Forward, choose_kernels
 from gpu_vecenv.train.policy_specs import PolicySpec, Sharing, keeps_states, policy_of_spec, resolve_specs
+from gpu_vecenv.train.populations import check_member, check_populations, members_of, populations_of
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.reward import RewardFunction
 from gpu_vecenv.train.role_view import agents_of, role_of
@@ -86,6 +87,11 @@ class Trainer:
         graphs: Whether to use CUDA graphs on a GPU.
         on_iteration: Called with a dictionary of metrics after every iteration that ``train`` reads; training ends when
             it returns True.
+
+    Attributes:
+        policies: Name -> policy. The members of a population of "tagger" are "tagger_p0", "tagger_p1", ….
+        members: Name -> which policy it is a member of, its number, and its environments.
+        populations: Policy -> number of members, of those with several.
 
     Raises:
         ConfigError: The configuration does not match the environment.
@@ -137,12 +143,16 @@ class Trainer:
                 f"rank x num_envs = {self.world.rank * env.num_envs}: environments with one index are identical"
             )
         specs = resolve_specs(env.game, self.config, policies, sharing)
+        check_populations(specs, self.config, has_opponents=opponents is not None, num_processes=self.world.size)
+        self.members = members_of(specs, env.num_envs)
+        self.populations = populations_of(specs)
         ranges = None if opponents is None else self._ranges(opponents, env, specs)
         self._bytes_per_env = check_capacity(env, self.config, specs, masks_samples=ranges is not None)
         fits = env.autoreset_mode == "next_step" and not env.agents_as_envs
         self.env = env if fits else env.like(autoreset_mode="next_step", agents_as_envs=False)
         self._stream = capture_stream(self.env.functions.backend, threading.get_ident())
         with self.training_stream():
+            specs = {name: specs[member.policy] for name, member in self.members.items()}
             self.configs = {name: spec.config or self.config for name, spec in specs.items()}
             central = keeps_states(specs, self.config)
             self.rollout = Rollout(
@@ -153,7 +163,8 @@ class Trainer:
                 torch.default_generator.manual_seed(self.seed)  # only the CPU's: weights are initialised there
                 for name, spec in specs.items():
                     config = self.configs[name]
-                    self.policies[name] = policy_of_spec(name, spec, config, self.env.game, self.rollout.obs[0])
+                    own = self.members[name].policy
+                    self.policies[name] = policy_of_spec(own, spec, config, self.env.game, self.rollout.obs[0])
             for policy in self.policies.values():  # users' networks may differ between processes
                 for tensor in policy.state_dict().values():
                     self.world.broadcast(tensor)
@@ -172,6 +183,7 @@ class Trainer:
                     self.rollout,
                     self.configs[name].sequence_length if spec.train else None,
                     self.config.precision,
+                    self.members[name].envs,
                 )
                 for (name, policy), spec in zip(self.policies.items(), specs.values(), strict=True)
                 if policy.recurrent_state_size
@@ -186,6 +198,7 @@ class Trainer:
                     self.rollout,
                     kernels=kernels[name],
                     states=self.states.get(name),
+                    envs=self.members[name].envs,
                     **settings,
                 )
                 for name, spec in specs.items()
@@ -195,7 +208,14 @@ class Trainer:
             rows = (env.num_envs, env.num_agents)
             self._parameters = torch.zeros((*rows, self.sampler.num_parameters), device=env.device)
             self._forward_passes = [
-                Forward(policy, self.rollout, self._parameters, kernels[name], self.states.get(name))
+                Forward(
+                    policy,
+                    self.rollout,
+                    self._parameters,
+                    kernels[name],
+                    self.states.get(name),
+                    self.members[name].envs,
+                )
                 for name, policy in self.policies.items()
             ]
             self.opponents: Opponents | None = None
@@ -204,7 +224,12 @@ class Trainer:
                 self.opponents = Opponents(opponents, ranges, self.rollout, *acting)
             # Why a rollout takes several launches a step; None: it is one launch.
             self._fused_rollout, self.rollout_reason = fused_rollout(
-                self.rollout, self.sampler, self.unfused_reasons, kernels, opponents=self.opponents
+                self.rollout,
+                self.sampler,
+                self.unfused_reasons,
+                kernels,
+                opponents=self.opponents,
+                has_populations=bool(self.populations),
             )
             gamma, gae_lambda = torch.zeros((2, env.num_agents), device=env.device)
             for learner in self.learners.values():
@@ -231,7 +256,11 @@ class Trainer:
                 if self.opponents is not None:
                     self.opponents.skip_current(shortened)
             self.metrics_reader = MetricsReader(
-                self.rollout, self.learners, self.episode_log, self.world, self.opponents
+                self.rollout,
+                self.learners,
+                self.episode_log,
+                self.world,
+                self.opponents,
             )
         self.graphs, self.timer = graph_pool is not None, StageTimer(env.device)
         self._graphed_rollout = GraphedCallable(self._collect_rollout, "the rollout", graph_pool)
@@ -524,6 +553,7 @@ class Trainer:
         episodes: int = 1000,
         *,
         random_roles: Sequence[str] = (),
+        member: int = 0,
         greedy: bool = False,
         seed: int = 1,
         on_progress: OnProgress = no_progress,
@@ -533,17 +563,37 @@ class Trainer:
         Args:
             episodes: Number of episodes.
             random_roles: Roles, or agents with policies of their own, that act uniformly at random instead.
+            member: The number of the member of each population that acts.
             greedy: Take the most likely action instead of sampling.
             seed: Seed of the evaluation.
             on_progress: Called with the fraction that is done and a text.
         """
-        role_policies = self.role_policies(random_roles)
+        role_policies = self.role_policies(random_roles, member)
         return evaluate(self.env, role_policies, episodes, greedy=greedy, seed=seed, on_progress=on_progress)
 
-    def role_policies(self, random_roles: Sequence[str] = ()) -> dict[str, Policy | None]:
-        """The policies for ``evaluate``, by role or agent; None for the ``random_roles``."""
+    def acting_members(self, number: int = 0) -> list[str]:
+        """Names of the policies that act together: of populations the members of this number.
+
+        In one of fewer members these begin anew: its member ``number`` modulo their number.
+
+        Raises:
+            ConfigError: No population has such a member.
+        """
+        check_member(self.populations, number)
+        members = self.members.items()
+        return [name for name, own in members if own.number == number % self.populations.get(own.policy, 1)]
+
+    def role_policies(self, random_roles: Sequence[str] = (), member: int = 0) -> dict[str, Policy | None]:
+        """The policies for ``evaluate``, by role or agent: of populations the members of this number.
+
+        None for the ``random_roles``.
+
+        Raises:
+            ConfigError: No population has such a member, or there is no such role or agent.
+        """
         game = self.env.game
-        policies = {name: policy for policy in self.policies.values() for name in policy.view.names}
+        acting = [self.policies[name] for name in self.acting_members(member)]
+        policies = {name: policy for policy in acting for name in policy.view.names}
         known = list(dict.fromkeys([*game.layout.roles, *policies]))
         check_kind("random_roles", random_roles, (tuple, list, set, frozenset), f"a list of some of {known}")
         if unknown := set(random_roles) - set(known):
@@ -582,6 +632,7 @@ class Trainer:
             "config": dataclasses.asdict(self.config),
             "policies": {name: dataclasses.asdict(config) for name, config in self.configs.items()},
             "trained": list(self.learners),
+            "populations": self.populations or None,
             "opponents": None if opponents is None else opponents.config.description(),
             "reward": None if self.rollout.shaping is None else self.rollout.shaping.name,
             "curriculum": None if self._schedules is None else self._schedules.curriculum.description(),
