@@ -45,6 +45,7 @@ from gpu_vecenv.train.fused_rollout import fused_rollout
 from gpu_vecenv.train.graph import GraphedCallable, GraphPool, StageTimer, capture_stream, on_stream
 from gpu_vecenv.train.learner_config import LearnerConfig
 from gpu_vecenv.train.learner_kernels import advantage_launch
+from gpu_vecenv.train.level_replay import Levels, with_table
 from gpu_vecenv.train.metrics import MetricsReader, NonFiniteMetrics, read_totals, time_fractions
 from gpu_vecenv.train.network_checks import check_independent_rows
 from gpu_vecenv.train.opponent_ranges import Ranges
@@ -86,6 +87,9 @@ class Trainer:
         graphs: Whether to use CUDA graphs on a GPU.
         on_iteration: Called with a dictionary of metrics after every iteration that ``train`` reads; training ends when
             it returns True.
+
+    Attributes:
+        levels: With ``Curriculum(levels=…)`` what there is to learn from each initial state, see ``Levels``; else None.
 
     Raises:
         ConfigError: The configuration does not match the environment.
@@ -140,7 +144,13 @@ class Trainer:
         ranges = None if opponents is None else self._ranges(opponents, env, specs)
         self._bytes_per_env = check_capacity(env, self.config, specs, masks_samples=ranges is not None)
         fits = env.autoreset_mode == "next_step" and not env.agents_as_envs
-        self.env = env if fits else env.like(autoreset_mode="next_step", agents_as_envs=False)
+        replay = None if curriculum is None else curriculum.levels
+        if replay is not None:
+            if self.world.size > 1:
+                raise ConfigError(f"curriculum: levels with {self.world.size} processes; expected one process")
+            self.env = with_table(env)
+        else:
+            self.env = env if fits else env.like(autoreset_mode="next_step", agents_as_envs=False)
         self._stream = capture_stream(self.env.functions.backend, threading.get_ident())
         with self.training_stream():
             self.configs = {name: spec.config or self.config for name, spec in specs.items()}
@@ -221,6 +231,10 @@ class Trainer:
             if curriculum is not None:
                 self._schedules = Schedules(curriculum, self.env, self.learners, discounts)
                 self._schedules.apply(0.0)
+            self.levels: Levels | None = None
+            if replay is not None:
+                num_levels = len(env.data[f"initial_{env.build.initial_fields[0]}"])
+                self.levels = Levels(replay, self.rollout, num_levels, self.seed)
             self.env.reset(seed=self.seed, out=self.rollout.last)
             shortened = stagger(self.env) if self.config.staggered_starts else None
             self.rollout.refresh_last_step()
@@ -470,6 +484,8 @@ class Trainer:
         data, timed_step = self.rollout, self.config.num_steps // 2  # its stages' shares of the time hold for all steps
         for learner in self.learners.values():
             learner.begin_rollout()
+        if self.levels is not None:
+            self.levels.begin_rollout()
         if self.opponents is not None:
             self.begin_episodes(self.opponents.begin_rollout())
         if self._fused_rollout is not None and self._fused_rollout.applies():
@@ -486,6 +502,8 @@ class Trainer:
         if self.opponents is not None:
             self.opponents.end_rollout()
         self._compute_advantages()
+        if self.levels is not None:
+            self.levels.end_rollout()
         for learner in self.learners.values():
             learner.update_statistics()
             learner.begin_update()
@@ -568,6 +586,8 @@ class Trainer:
             tensors |= {f"opponents.{name}": tensor for name, tensor in opponents.state().items()}
         if self._schedules is not None:
             tensors |= {f"curriculum.{name}": tensor for name, tensor in self._schedules.state().items()}
+        if self.levels is not None:
+            tensors |= {f"levels.{name}": tensor for name, tensor in self.levels.state().items()}
         game = self.env.game
         return tensors, {
             "game": game.name(),
@@ -636,6 +656,8 @@ class Trainer:
         yield
         if self._schedules is not None:
             self._schedules.restored()
+        if self.levels is not None:
+            self.levels.restored()
         self.iteration, self._unread, self._in_iteration = iteration, 0, False
         self.metrics_reader.discard()
         self.rollout.refresh_last_step()
@@ -660,6 +682,7 @@ class Trainer:
             "metrics_reader",
             "opponents",
             "_schedules",
+            "levels",
         ):
             vars(self).pop(name, None)
         gc.collect()  # learners and their GraphedCallables are reference cycles
