@@ -68,9 +68,9 @@ class Trainer:
     """Trains a policy for each role, for each agent, or for any of them together, on an environment.
 
     Args:
-        env: The environment. If it is not in "next_step" mode, or has ``agents_as_envs``, it is used as a template: the
-            trainer steps another one with otherwise equal arguments. With torch.distributed it is this process's
-            shard, and its ``first_env_index`` is the process's rank times ``num_envs``.
+        env: The environment. If it is not in "next_step" mode, has ``agents_as_envs``, or the curriculum has levels, it
+            is used as a template: the trainer steps another one with otherwise equal arguments. With torch.distributed
+            it is this process's shard, and its ``first_env_index`` is the process's rank times ``num_envs``.
         config: Hyperparameters; their class decides the algorithm. None: those of PPO.
         seed: For the environment, the initial weights and the order of the minibatches.
         policies: Role or agent -> its policy; those that share one are joined by "+", as in "tagger+runner" or
