@@ -16,6 +16,7 @@ from gpu_vecenv.train.episode_log import EpisodeLog
 from gpu_vecenv.train.evaluation import evaluate
 from gpu_vecenv.train.exploitability import exploitability
 from gpu_vecenv.train.game_policy import GamePolicy, load_policy
+from gpu_vecenv.train.level_replay import LevelReplay
 from gpu_vecenv.train.opponents_config import Opponent, OpponentsConfig
 from gpu_vecenv.train.policy_specs import PolicySpec
 from gpu_vecenv.train.ppo import PPOConfig
@@ -41,6 +42,7 @@ __all__ = [
     "GamePolicy",
     "GymnasiumEnv",
     "GymnasiumVectorEnv",
+    "LevelReplay",
     "Opponent",
     "OpponentsConfig",
     "PPOConfig",

@@ -22,12 +22,14 @@ from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.learner import Learner
 from gpu_vecenv.train.learner_config import LearnerConfig
+from gpu_vecenv.train.level_replay import LevelReplay
 from gpu_vecenv.train.normalizers import ValueNorm
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.reward import qualified_name
 
 # A number, or what numpy.asarray makes an array of numbers of, as a function of a number.
 Schedule: TypeAlias = Callable[[float], Any]
+KINDS = "shared", "initial_states", "randomize", "config"  # of what follows schedules
 
 
 @dataclass(frozen=True)
@@ -117,9 +119,12 @@ class Curriculum:
         config: Options of the policies: "learning_rate", of PPO also "clip", "entropy_coefficient", "gae_lambda" and,
             without ``normalize_returns``, "gamma". "clip" is that of all policies which have it, "clip_tagger" that of
             the policy "tagger". It replaces the schedule that the configuration has, up to ``final_<name>``.
+        levels: Draw the rows of the environment's ``initial_states`` by what there is to learn from each; None: with
+            equal probabilities. Not beside ``initial_states``, and in one process only.
 
     Raises:
         TypeError: A value is no function.
+        ConfigError: There are both ``levels`` and ``initial_states``.
 
     Example:
         ``Curriculum(config={"entropy_coefficient": PiecewiseLinear([(0, 0.05), (0.5, 0.001)])})``
@@ -129,6 +134,7 @@ class Curriculum:
     initial_states: Mapping[str, Schedule | ByMetric] = field(default_factory=dict)
     randomize: Mapping[str, Schedule | ByMetric] = field(default_factory=dict)
     config: Mapping[str, Schedule | ByMetric] = field(default_factory=dict)
+    levels: LevelReplay | None = None
 
     def __post_init__(self) -> None:
         for kind, targets in self.kinds():
@@ -137,14 +143,21 @@ class Curriculum:
             for name, schedule in targets.items():
                 if not isinstance(schedule, ByMetric):
                     _check_callable(f"{kind}[{name!r}]", schedule)
+        if not isinstance(self.levels, LevelReplay | None):
+            raise TypeError(f"levels is a {type(self.levels).__name__}; expected a LevelReplay or None")
+        if self.levels is not None and self.initial_states:
+            raise ConfigError(
+                "levels and initial_states are both given; expected one of them: both write the same rows"
+            )
 
     def kinds(self) -> Iterator[tuple[str, Mapping[str, Schedule | ByMetric]]]:
-        """The names of the arguments, and the arguments."""
-        yield from ((one.name, getattr(self, one.name)) for one in dataclasses.fields(self))
+        """The names of the arguments that are schedules, and the arguments."""
+        yield from ((name, getattr(self, name)) for name in KINDS)
 
     def description(self) -> dict[str, dict[str, Any]]:
         """JSON values that tell curricula apart; functions by their names."""
-        return {kind: {name: _described(targets[name]) for name in sorted(targets)} for kind, targets in self.kinds()}
+        found = {kind: {name: _described(targets[name]) for name in sorted(targets)} for kind, targets in self.kinds()}
+        return found if self.levels is None else {**found, "levels": self.levels.description()}
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,7 @@ from gpu_vecenv.train.fused_rollout import fused_rollout
 from gpu_vecenv.train.graph import GraphedCallable, GraphPool, StageTimer, capture_stream, on_stream
 from gpu_vecenv.train.learner_config import LearnerConfig
 from gpu_vecenv.train.learner_kernels import advantage_launch
+from gpu_vecenv.train.level_replay import Levels, with_table
 from gpu_vecenv.train.metrics import MetricsReader, NonFiniteMetrics, read_totals, time_fractions
 from gpu_vecenv.train.network_checks import check_independent_rows
 from gpu_vecenv.train.opponent_ranges import Ranges
@@ -68,9 +69,9 @@ class Trainer:
     """Trains a policy for each role, for each agent, or for any of them together, on an environment.
 
     Args:
-        env: The environment. If it is not in "next_step" mode, or has ``agents_as_envs``, it is used as a template: the
-            trainer steps another one with otherwise equal arguments. With torch.distributed it is this process's
-            shard, and its ``first_env_index`` is the process's rank times ``num_envs``.
+        env: The environment. If it is not in "next_step" mode, has ``agents_as_envs``, or the curriculum has levels, it
+            is used as a template: the trainer steps another one with otherwise equal arguments. With torch.distributed
+            it is this process's shard, and its ``first_env_index`` is the process's rank times ``num_envs``.
         config: Hyperparameters; their class decides the algorithm. None: those of PPO.
         seed: For the environment, the initial weights and the order of the minibatches.
         policies: Role or agent -> its policy; those that share one are joined by "+", as in "tagger+runner" or
@@ -92,6 +93,7 @@ class Trainer:
         policies: Name -> policy. The members of a population of "tagger" are "tagger_p0", "tagger_p1", ….
         members: Name -> which policy it is a member of, its number, and its environments.
         populations: Policy -> number of members, of those with several.
+        levels: With ``Curriculum(levels=…)`` what there is to learn from each initial state, see ``Levels``; else None.
 
     Raises:
         ConfigError: The configuration does not match the environment.
@@ -149,7 +151,13 @@ class Trainer:
         ranges = None if opponents is None else self._ranges(opponents, env, specs)
         self._bytes_per_env = check_capacity(env, self.config, specs, masks_samples=ranges is not None)
         fits = env.autoreset_mode == "next_step" and not env.agents_as_envs
-        self.env = env if fits else env.like(autoreset_mode="next_step", agents_as_envs=False)
+        replay = None if curriculum is None else curriculum.levels
+        if replay is not None:
+            if self.world.size > 1:
+                raise ConfigError(f"curriculum: levels with {self.world.size} processes; expected one process")
+            self.env = with_table(env)
+        else:
+            self.env = env if fits else env.like(autoreset_mode="next_step", agents_as_envs=False)
         self._stream = capture_stream(self.env.functions.backend, threading.get_ident())
         with self.training_stream():
             specs = {name: specs[member.policy] for name, member in self.members.items()}
@@ -246,6 +254,10 @@ class Trainer:
             if curriculum is not None:
                 self._schedules = Schedules(curriculum, self.env, self.learners, discounts)
                 self._schedules.apply(0.0)
+            self.levels: Levels | None = None
+            if replay is not None:
+                num_levels = len(env.data[f"initial_{env.build.initial_fields[0]}"])
+                self.levels = Levels(replay, self.rollout, num_levels, self.seed)
             self.env.reset(seed=self.seed, out=self.rollout.last)
             shortened = stagger(self.env) if self.config.staggered_starts else None
             self.rollout.refresh_last_step()
@@ -499,6 +511,8 @@ class Trainer:
         data, timed_step = self.rollout, self.config.num_steps // 2  # its stages' shares of the time hold for all steps
         for learner in self.learners.values():
             learner.begin_rollout()
+        if self.levels is not None:
+            self.levels.begin_rollout()
         if self.opponents is not None:
             self.begin_episodes(self.opponents.begin_rollout())
         if self._fused_rollout is not None and self._fused_rollout.applies():
@@ -515,6 +529,8 @@ class Trainer:
         if self.opponents is not None:
             self.opponents.end_rollout()
         self._compute_advantages()
+        if self.levels is not None:
+            self.levels.end_rollout()
         for learner in self.learners.values():
             learner.update_statistics()
             learner.begin_update()
@@ -618,6 +634,8 @@ class Trainer:
             tensors |= {f"opponents.{name}": tensor for name, tensor in opponents.state().items()}
         if self._schedules is not None:
             tensors |= {f"curriculum.{name}": tensor for name, tensor in self._schedules.state().items()}
+        if self.levels is not None:
+            tensors |= {f"levels.{name}": tensor for name, tensor in self.levels.state().items()}
         game = self.env.game
         return tensors, {
             "game": game.name(),
@@ -687,6 +705,8 @@ class Trainer:
         yield
         if self._schedules is not None:
             self._schedules.restored()
+        if self.levels is not None:
+            self.levels.restored()
         self.iteration, self._unread, self._in_iteration = iteration, 0, False
         self.metrics_reader.discard()
         self.rollout.refresh_last_step()
@@ -711,6 +731,7 @@ class Trainer:
             "metrics_reader",
             "opponents",
             "_schedules",
+            "levels",
         ):
             vars(self).pop(name, None)
         gc.collect()  # learners and their GraphedCallables are reference cycles

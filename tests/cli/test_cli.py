@@ -1112,7 +1112,7 @@ def test_settings_hold_what_the_checkpoint_does_not(trained):
     run = json.loads(json.dumps(dataclasses.asdict(RunConfig(episodes=5, checkpoint_seconds=0, digests=True))))
     assert settings == {
         **{"format": 2, "game": "tag_gridworld", "device": "cpu", "graphs": True},
-        **{"reward": None, "opponents": OpponentOptions().settings(), "run": run},
+        **{"reward": None, "curriculum": None, "opponents": OpponentOptions().settings(), "run": run},
     }
 
 

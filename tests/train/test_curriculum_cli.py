@@ -1,0 +1,120 @@
+"""``gpu-vecenv train --curriculum``: from files and JSON, refusals, and resumes."""
+
+import csv
+import json
+import re
+import shutil
+import sys
+
+import pytest
+
+from gpu_vecenv.train.plots import METRICS_FILE
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+TINY = "tag_gridworld --max-steps 5 --num-envs 16 --num-steps 4 --num-minibatches 2 --num-epochs 1 --hidden-sizes 8"
+KEPT = "--checkpoint-seconds 0 --keep 100 --digests --episodes 4 --best-episodes 0 --total-steps 512"
+ITERATIONS = 8
+LINES = {"clip": [[0, 0.3], [0.5, 0.1]], "learning_rate": [[0, 0.01], [1, 0]]}
+SOURCE = """from gpu_vecenv import ByMetric, Curriculum, PiecewiseLinear
+
+
+def follow(value):
+    return 0.01 * abs(value)
+
+
+def curriculum():
+    return Curriculum(
+        config={
+            "clip": PiecewiseLinear([(0, 0.3), (0.5, 0.1)]),
+            "entropy_coefficient": ByMetric("return_tagger", follow, start=1),
+        }
+    )
+
+
+ready = curriculum()
+other = Curriculum()
+number = 3
+
+
+def fails():
+    raise RuntimeError("no idea")
+
+
+def gives_none():
+    pass
+"""
+
+
+def table(run):
+    with (run / METRICS_FILE).open() as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture
+def source(tmp_path):
+    """A file's name, which no other test has: modules stay imported."""
+    (tmp_path / f"{tmp_path.name}.py").write_text(SOURCE)
+    return f"{tmp_path.name}.py"
+
+
+@pytest.fixture
+def train(command, device):
+    return lambda *options: command("train", *TINY.split(), *KEPT.split(), "--device", device, *options)
+
+
+@pytest.mark.parametrize("given", ["curriculum", "ready", "json"])
+def test_a_run_with_a_curriculum_resumes_bit_by_bit(given, train, command, source, tmp_path):
+    text = json.dumps({"config": LINES}) if given == "json" else f"{source}:{given}"
+    code, _, errors = train("--curriculum", text, "--out", "whole")
+    assert (code, errors) == (0, [])
+    rows = table(tmp_path / "whole")
+    clips = [float(row["curriculum_clip_tagger"]) for row in rows]
+    assert clips == pytest.approx([max(0.3 - 0.4 * k / ITERATIONS, 0.1) for k in range(ITERATIONS)])
+    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
+    for path in (tmp_path / "cut" / "checkpoints").iterdir():
+        if (found := re.search(r"iteration-(\d+)", path.name)) and int(found[1]) > 3:
+            path.unlink()
+    (tmp_path / "cut" / "evaluation.json").unlink()
+    (tmp_path / "elsewhere").mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path / "elsewhere")
+        code, _, errors = command("train", "--resume", tmp_path / "cut")
+    assert (code, errors) == (0, [])
+    resumed = table(tmp_path / "cut")
+    names = ["weights", *(name for name in rows[0] if name.startswith("curriculum_"))]
+    assert len(names) >= 5 and len(rows) == len(resumed) == ITERATIONS
+    assert [[row[name] for name in names] for row in rows] == [[row[name] for name in names] for row in resumed]
+
+
+def test_a_curriculum_that_has_moved_is_named_again(train, command, source, tmp_path):
+    assert train("--curriculum", f"{source}:ready", "--out", "run")[0] == 0
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / source).rename(tmp_path / "elsewhere" / source)
+    sys.modules.pop(source.removesuffix(".py"))
+    go_on = ["train", "--resume", tmp_path / "run", "--total-steps", "576"]
+    code, _, errors = command(*go_on)
+    assert code == 2 and re.search(rf"curriculum is '.*{source}:ready': there is no file", " ".join(errors))
+    code, _, errors = command(*go_on, "--curriculum", f"elsewhere/{source}:other")
+    assert code == 2 and re.search("its curriculum.* this trainer's", " ".join(errors))
+    assert command(*go_on, "--curriculum", f"elsewhere/{source}:ready")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x", "curriculum is 'x'; expected module:name or file.py:name"),
+        ("FILE:number", "gives a int; expected a Curriculum, or a function"),
+        ("FILE:fails", "RuntimeError: no idea"),
+        ("FILE:gives_none", "gives a NoneType"),
+        ("{", "expected JSON like"),
+        ('{"config": 3}', "expected JSON like"),
+        ('{"levels": {}}', r"curriculum has \['levels'\]; expected some of shared, initial_states, randomize, config"),
+        ('{"config": {"clip": [[1, 0.1], [0, 0.2]]}}', "x ascending"),
+        ('{"config": {"num_steps": [[0, 1]]}}', "config has 'num_steps'"),
+    ],
+)
+def test_what_is_no_curriculum_is_refused_before_anything_is_written(text, message, train, source, tmp_path):
+    code, _, errors = train("--curriculum", text.replace("FILE", source), "--out", "run")
+    assert code == 2 and re.search(message, " ".join(errors)), errors
+    assert not (tmp_path / "run").exists()
