@@ -15,6 +15,9 @@ from typing import Any
 from gpu_vecenv.files import replace_file
 from gpu_vecenv.train.seed_statistics import bootstrap_interval
 
+INTERVAL = "IQM [95 %]"
+HEADS = ("game", "role", "trained by", "seeds", "env-steps", "seconds", f"sampled: {INTERVAL}", "worst seed")
+HEADS += (f"greedy: {INTERVAL}", "worst seed")
 UNFINISHED = 3  # exit code: the same command continues
 
 
@@ -45,11 +48,15 @@ class Figures:
         """Whether the run is complete."""
         return any((run["row"], run["seed"]) == (row, seed) for run in self.contents["runs"])
 
+    def save(self) -> None:
+        """Write the file."""
+        replace_file(self.path, (json.dumps(self.contents, indent=1) + "\n").encode())
+
     def add(self, row: str, seed: int, result: Mapping[str, Any]) -> None:
         """Keep a complete run, with the part it comes from."""
         part = len(self.contents["parts"]) - 1
         self.contents["runs"].append({"row": row, "seed": seed, "part": part, **result})
-        replace_file(self.path, (json.dumps(self.contents, indent=1) + "\n").encode())
+        self.save()
         said = {key: result[key] for key in ("env_steps", "seconds", "sampled", "greedy", "error") if key in result}
         print(json.dumps({"row": row, "seed": seed, **said}), flush=True)
 
@@ -74,8 +81,8 @@ def opened(folder: Path, settings: Settings, origin: Mapping[str, Any], *, side:
 def table(files: Sequence[Mapping[str, Any]]) -> str:
     """A Markdown table, game by game, with a line of each file for each role."""
     lines = [
-        "| game | role | trained by | seeds | env-steps | seconds | sampled: IQM [95 %] | worst seed | greedy: IQM [95 %] | worst seed |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        f"| {' | '.join(HEADS)} |",
+        f"|{'---|' * len(HEADS)}",
     ]
     order = list(dict.fromkeys(run["row"] for contents in files for run in contents["runs"]))
     for row in order:
