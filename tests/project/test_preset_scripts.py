@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from gpu_vecenv.errors import CheckpointCorruptError
 from gpu_vecenv.train.seed_statistics import bootstrap_interval
 
 SCRIPTS = Path(__file__).parents[1] / "gpu"
@@ -45,6 +46,12 @@ def test_parts_of_the_figures_are_as_one_call(scripts: dict[str, ModuleType], de
     assert figures.main(tmp_path / "parts", little) == 3
     half = contents(tmp_path / "parts")
     assert not half["runs"] and [len(kept["curve"]) for kept in half["unfinished"].values()] == [1, 1]
+    checkpoint = tmp_path / "parts" / "checkpoints" / "cartpole-seed1.safetensors"
+    kept = checkpoint.read_bytes()
+    checkpoint.write_bytes(kept[:100])
+    with pytest.raises(CheckpointCorruptError):  # it goes on from the checkpoints
+        figures.main(tmp_path / "parts", little)
+    checkpoint.write_bytes(kept)
     assert figures.main(tmp_path / "parts", little) == 3  # complete, but late
     assert figures.main(tmp_path / "parts", given) == 0
     whole, parts = contents(tmp_path / "whole"), contents(tmp_path / "parts")
@@ -89,7 +96,8 @@ def test_trials_are_few_different_and_fit_the_rollout(scripts: dict[str, ModuleT
     assert len(trials) == 40 and trials[0] == {} and trials == scripts["preset_sweep"].trials_of("cartpole", preset, 40)
     assert len({tuple(trial.items()) for trial in trials}) == 40
     assert all(2048 % trial["num_minibatches"] == 0 for trial in trials[1:])
-    assert {"num_minibatches": 4, "num_epochs": 4, "learning_rate": 0.001} not in trials
+    same = {"num_minibatches": 4, "num_epochs": 4, "learning_rate": 0.001}
+    assert same not in scripts["preset_sweep"].trials_of("cartpole", preset, 1000)  # of the whole grid
     assert trials[1:] != scripts["preset_sweep"].trials_of("acrobot", preset, 40)[1:]
 
 
