@@ -1,0 +1,75 @@
+"""Train every game with its preset, 10 seeds, and keep the returns for tables of interquartile means.
+
+usage: python tests/gpu/preset_figures.py FOLDER [--device cuda] [--games cartpole,pendulum] [--seeds 10]
+           [--preset sample-efficient] [--max-seconds 540]
+
+The seeds of a game are trained at the same time; each has ten evaluations of 32 episodes during training, with sampled
+actions, and two of 320 episodes of its final policies, sampled and greedy. A role's return is that against opponents
+that act at random. The call that has spent --max-seconds ends at the next evaluation, with exit code 3 if more is left:
+the same command continues, training bit-identically. FOLDER/figures.json has everything; the table is
+
+    python tests/gpu/figures.py FOLDER/figures.json SB3_FOLDER/figures.json
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+import tyro
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from figures import UNFINISHED, Settings, opened
+from preset_runs import Group, PresetName, Unfinished, checked_rows, make_trainer, returns_of
+from results import ROWS
+
+from gpu_vecenv.compile.device import resolve_device
+from gpu_vecenv.engine.timing import provenance
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Settings):
+    """What to train."""
+
+    device: str | None = None  # cpu or cuda; by default cuda if usable
+    games: str = ",".join(ROWS)  # rows of results.py
+    preset: PresetName = "fast"
+    total_steps: int | None = None  # of every run; default: the preset's
+
+
+def main(folder: Path, options: Options) -> int:
+    """Train what is missing; the exit code."""
+    torch.set_num_threads(1)
+    device = resolve_device(options.device)
+    games = checked_rows(options.games, options.preset)
+    figures = opened(
+        folder, replace(options, games=""), provenance(device), side=f"gpu_vecenv, --preset {options.preset}"
+    )
+    deadline = time.perf_counter() + options.max_seconds
+    for row, (game, preset) in games.items():
+        changes = {} if options.total_steps is None else {"total_steps": options.total_steps}
+        left = {f"{row}-seed{seed}": seed for seed in range(options.seeds) if not figures.has(row, seed)}
+        if not left:
+            continue
+        trainers = {name: make_trainer(game, preset | changes, seed, device) for name, seed in left.items()}
+        with Group(trainers, figures, options) as group:
+            try:
+                group.train(deadline)
+            except Unfinished:
+                return UNFINISHED
+            for name, seed in left.items():
+                result = {"learner": asdict(trainers[name].config), "num_envs": trainers[name].env.num_envs}
+                if not group.kept[name]["error"]:
+                    for how in ("sampled", "greedy"):
+                        result[how] = returns_of(trainers[name], options.episodes, how == "greedy")
+                group.complete(name, row, seed, result)
+        if time.perf_counter() >= deadline:
+            return UNFINISHED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), tyro.cli(Options, args=sys.argv[2:], prog="preset_figures.py FOLDER")))

@@ -1,0 +1,139 @@
+"""Runs of presets in parts that can be taken up again, each seed bit-identical to one that was not interrupted."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from figures import Figures, Settings
+from results import ROWS
+
+from gpu_vecenv import Env, PPOConfig, Trainer, VecEnv, configure
+from gpu_vecenv.errors import NonFiniteError
+from gpu_vecenv.train.evaluation import RolePolicy, evaluate
+from gpu_vecenv.train.parallel_trainers import ParallelTrainers
+
+EVAL_SEED = 1_000_000  # of the environments and actions of evaluations
+PresetName = Literal["fast", "sample-efficient"]
+
+
+class Unfinished(Exception):
+    """The time of this call is over."""
+
+
+def checked_rows(names: str, preset: PresetName) -> dict[str, tuple[Env, dict[str, Any]]]:
+    """Games and presets of rows of results.py; SystemExit for an unknown one, or one without such a preset."""
+    wanted = names.split(",")
+    if unknown := sorted(set(wanted) - set(ROWS)):
+        raise SystemExit(f"unknown games {unknown}; expected some of {', '.join(ROWS)}")
+    games = {row: configure(ROWS[row][0], **ROWS[row][1]) for row in wanted}
+    presets = {row: preset_of(game, preset) for row, game in games.items()}
+    if without := [row for row in wanted if not presets[row]]:
+        raise SystemExit(f"no {preset} preset in {', '.join(without)}; leave them out of --games")
+    return {row: (games[row], presets[row]) for row in wanted}
+
+
+def preset_of(game: Env, preset: PresetName) -> dict[str, Any]:
+    """The hyper-parameters of a game's preset and its num_envs; empty where it has none."""
+    return dict(game.own_preset if preset == "fast" else getattr(game, "sample_efficient_preset", {}))
+
+
+def make_trainer(game: Env, learner: Mapping[str, Any], seed: int, device: torch.device) -> Trainer:
+    """As the command line makes it."""
+    values = {key: tuple(value) if isinstance(value, list) else value for key, value in learner.items()}
+    env = VecEnv(game, values.pop("num_envs"), device, autoreset_mode="next_step")
+    return Trainer(env, PPOConfig(**values), seed=seed)
+
+
+def returns_of(
+    trainer: Trainer, episodes: int, greedy: bool = False, others: Mapping[str, RolePolicy] | None = None
+) -> dict[str, float]:
+    """Mean return of each trained role, its opponents from ``others``: role -> actor; by default they act at random."""
+    own = trainer.role_policies()
+    found = {}
+    for role in own:
+        actors = {name: own[role] if name == role else (others or {}).get(name) for name in own}
+        result = evaluate(trainer.env, actors, episodes, greedy=greedy, seed=EVAL_SEED)
+        found[role] = result[f"return_{role}"]
+    return found
+
+
+class Group:
+    """Runs that are trained at the same time, with the checkpoints and curves they had when the last call ended.
+
+    Args:
+        trainers: Name of a run -> its trainer, new; closed at the end of the ``with`` statement.
+        figures: Its "unfinished" has the curves and seconds of runs that are not complete.
+    """
+
+    def __init__(self, trainers: Mapping[str, Trainer], figures: Figures, settings: Settings) -> None:
+        self.trainers, self.figures, self.settings = dict(trainers), figures, settings
+        self.together = ParallelTrainers(list(trainers.values()))
+        self.kept: dict[str, dict[str, Any]] = {}
+        unfinished = figures.contents.setdefault("unfinished", {})
+        for name, trainer in trainers.items():
+            if self.checkpoint(name).is_file():
+                trainer.load(self.checkpoint(name))
+            self.kept[name] = unfinished.setdefault(name, {"curve": [], "seconds": 0.0, "error": ""})
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with ExitStack() as stack:
+            for trainer in self.trainers.values():
+                stack.callback(trainer.env.close)
+                stack.callback(trainer.close)
+
+    def checkpoint(self, name: str) -> Path:
+        """The file of a run's trainer."""
+        return self.figures.path.parent / "checkpoints" / f"{name}.safetensors"
+
+    def train(self, deadline: float) -> None:
+        """Train all to their ends or to losses that are not finite, with an evaluation after equal parts.
+
+        Raises:
+            Unfinished: The deadline has passed, and after at least one part more is left; what was trained is kept.
+        """
+        while running := [name for name, kept in self.kept.items() if not kept["error"] and self._left(name)]:
+            left = max(map(self._left, running))
+            self._train_to(self.settings.points + 1 - left, [name for name in running if self._left(name) == left])
+            if time.perf_counter() >= deadline and any(self._left(n) for n in running if not self.kept[n]["error"]):
+                raise Unfinished
+
+    def _left(self, name: str) -> int:
+        """Points of a run's curve that it does not have yet."""
+        return self.settings.points - len(self.kept[name]["curve"])
+
+    def _train_to(self, point: int, names: Sequence[str]) -> None:
+        """Train runs to a point of their curves."""
+        target = point * self.trainers[names[0]].num_iterations // self.settings.points  # the same for all
+        behind = [name for name in names if self.trainers[name].iteration < target]
+        started = time.perf_counter()
+        results = self.together.train_interval([self.trainers[name] for name in behind], max(1, target))
+        spent = time.perf_counter() - started
+        for name, result in zip(behind, results, strict=True):
+            self.kept[name]["seconds"] += spent
+            if isinstance(result, NonFiniteError):
+                self.kept[name]["error"] = str(result)
+        for name in names:
+            trainer, kept = self.trainers[name], self.kept[name]
+            if not kept["error"]:
+                env_steps = trainer.iteration * trainer.env_steps_per_iteration
+                kept["curve"].append([env_steps, returns_of(trainer, self.settings.curve_episodes)])
+                self.checkpoint(name).parent.mkdir(parents=True, exist_ok=True)
+                trainer.save(self.checkpoint(name))
+        self.figures.save()
+
+    def complete(self, name: str, row: str, seed: int, result: Mapping[str, Any]) -> None:
+        """Keep a run that is trained, with what was measured of it."""
+        trainer, kept = self.trainers[name], self.figures.contents["unfinished"].pop(name)
+        env_steps = trainer.iteration * trainer.env_steps_per_iteration
+        self.figures.add(row, seed, {"env_steps": env_steps, "at_once": len(self.trainers), **kept, **result})
