@@ -42,7 +42,7 @@ def checked_rows(names: str, preset: PresetName) -> dict[str, tuple[Env, dict[st
 
 def preset_of(game: Env, preset: PresetName) -> dict[str, Any]:
     """The hyper-parameters of a game's preset and its num_envs; empty where it has none."""
-    return dict(game.own_preset if preset == "fast" else getattr(game, "sample_efficient_preset", {}))
+    return dict(game.own_preset if preset == "fast" else game.sample_efficient_preset)
 
 
 def make_trainer(game: Env, learner: Mapping[str, Any], seed: int, device: torch.device) -> Trainer:
