@@ -15,7 +15,7 @@ from gpu_vecenv.declare.env import Entities, Env, Field, Own, boolean, f32, i32,
 from gpu_vecenv.envs.armies import UNITS, armies_of
 
 FIRST_ATTACK = 5  # of the actions
-RUN = {"num_envs": 128, "total_steps": 5_000_000, "num_steps": 64, "hidden_sizes": (128, 128)}
+RUN = {"num_envs": 128, "total_steps": 5_000_000, "num_steps": 80, "hidden_sizes": (128, 128)}
 LEARNING = {"learning_rate": 1e-3, "final_entropy_coefficient": 0.0, "normalize_returns": True, "shared_trunk": False}
 
 

@@ -81,7 +81,8 @@ def compare_views(oracle, env, state, obs):
 
 def play(scenario, config, seed, steps):
     """Compare each step from JaxMARL's own state; how often what happened."""
-    env = jaxmarl_smax.HeuristicEnemySMAX(scenario=jaxmarl_smax.map_name_to_scenario(scenario), **config)
+    theirs = {**config, "max_steps": config.get("max_steps", 100) - 1}  # its episodes last a step longer than that says
+    env = jaxmarl_smax.HeuristicEnemySMAX(scenario=jaxmarl_smax.map_name_to_scenario(scenario), **theirs)
     oracle, random = SkirmishOracle(scenario, **config), np.random.default_rng(seed)
     reset, step, seen = jax.jit(env.reset), jax.jit(env.step_env), dict.fromkeys(("ends", "won", "deaths", "hits"), 0)
     key = jax.random.PRNGKey(seed)
