@@ -18,6 +18,9 @@ FIRST_ATTACK = 5  # of the actions
 RUN = {"num_envs": 128, "total_steps": 5_000_000, "num_steps": 80, "hidden_sizes": (128, 128)}
 LEARNING = {"learning_rate": 1e-3, "final_entropy_coefficient": 0.0, "normalize_returns": True, "shared_trunk": False}
 
+Q_RUN = {**RUN, "num_steps": 16, "num_epochs": 4, "num_minibatches": 16}
+Q_LEARNING = {"learning_rate": 5e-4, "gamma": 0.99, "q_lambda": 0.5, "final_epsilon": 0.05}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Skirmish(Env):
@@ -62,6 +65,7 @@ class Skirmish(Env):
     termination_label = "one army was destroyed"
     render_fps = 10
     preset = MappingProxyType({**RUN, **LEARNING})
+    algorithm_presets = MappingProxyType({"pqn-vdn": {**Q_RUN, **Q_LEARNING}})
 
     def validate(self) -> None:
         armies_of(self.scenario)
