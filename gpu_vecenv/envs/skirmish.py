@@ -58,8 +58,7 @@ class Skirmish(Env):
         *("observe_all", "num_seen_allies", "num_seen_enemies"),
     )
     num_types, num_stats = len(UNITS), len(UNITS["m"])
-    masks_actions = True
-    team_reward = True
+    masks_actions = team_reward = True
     noop = 4
     critic_state = ("world",)
     termination_label = "one army was destroyed"

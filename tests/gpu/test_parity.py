@@ -12,9 +12,9 @@ pytestmark = pytest.mark.gpu
 
 DRIVERS = ("pycuda", "cuda_core")
 FEW = {"num_taggers": 2, "num_runners": 3, "num_neighbors": 3}
+BATTLE = {"scenario": "500m", "map_width": 160.0, "map_height": 160.0, "start_spread": 20.0}
 # game, configuration, envs, steps: 50 M agent-steps of tag_gridworld, 10 M of tag_continuous at each size, 20 M of
 # each of the others; shorter episodes where chance seldom ends one
-BATTLE = {"scenario": "500m", "map_width": 160.0, "map_height": 160.0, "start_spread": 20.0}
 LONG_RUNS = [
     ("tag_gridworld", {}, 65_536, 153),
     ("tag_continuous", {**FEW, "max_steps": 60}, 20_000, 100),
