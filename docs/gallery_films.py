@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 import gpu_vecenv
+from gpu_vecenv.envs.armies import UNITS
 from gpu_vecenv.watch import player, replay
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
@@ -25,11 +26,30 @@ def to_the_side_of_the_fall(game: gpu_vecenv.Env) -> Any:
     return lambda obs: (obs[..., 2] + obs[..., 3] > 0).to(torch.int32)
 
 
+def attack_the_closest(game: gpu_vecenv.Env) -> Any:
+    """Units of skirmish that go east to the middle of the map and attack the closest enemy in range."""
+    sights, ranges = (
+        torch.tensor([getattr(unit, name) for unit in UNITS.values()]) for name in ("sight_range", "attack_range")
+    )
+    enemies = slice(13 * game.num_seen_allies, 13 * (game.num_seen_allies + game.num_seen_enemies))
+
+    def act(obs: torch.Tensor) -> torch.Tensor:
+        units, types = obs[..., enemies].unflatten(-1, (-1, 13)), obs[..., -6:]
+        away = units[..., 1:3].norm(dim=-1).where(units[..., 0] > 0, torch.inf) * (types @ sights)[..., None]
+        least, closest = away.min(-1)
+        walk = torch.where(obs[..., -9] < 0.5, 1, 4)
+        # A little less than the range: a target that rounding puts out of it would be forbidden.
+        return torch.where(least < 0.999 * (types @ ranges), 5 + closest, walk).to(torch.int32)
+
+    return act
+
+
 SCRIPTS: Mapping[str, Any] = {
     RANDOM: lambda game: None,
     FLEE: flee,
     PURSUIT: pursuit,
     "by a rule": to_the_side_of_the_fall,
+    "attacking": attack_the_closest,
 }
 
 
@@ -48,6 +68,7 @@ SCENES = {
     ),
     "tag_gridworld": Scene(({"tagger": RANDOM, "runner": RANDOM}, {"tagger": PURSUIT, "runner": FLEE})),
     "cartpole": Scene(({"agent": RANDOM}, {"agent": "by a rule"}), {"max_steps": 200}),
+    "skirmish": Scene(({"ally": RANDOM}, {"ally": "attacking"}), {"scenario": "10m_vs_11m"}),
     "simple_tag": Scene(({"adversary": RANDOM, "agent": RANDOM},), {"max_steps": 100}),
 }
 

@@ -25,6 +25,7 @@ from gpu_vecenv.envs.pendulum import Pendulum
 from gpu_vecenv.envs.simple_adversary import SimpleAdversary
 from gpu_vecenv.envs.simple_spread import SimpleSpread
 from gpu_vecenv.envs.simple_tag import SimpleTag
+from gpu_vecenv.envs.skirmish import Skirmish
 from gpu_vecenv.envs.tag_continuous import TagContinuous
 from gpu_vecenv.envs.tag_gridworld import TagGridworld
 from gpu_vecenv.errors import ConfigError, EnvDefinitionError, UnknownGameError, nearest
@@ -42,6 +43,7 @@ GAMES: dict[str, type[Env]] = {
         SimpleSpread,
         SimpleTag,
         SimpleAdversary,
+        Skirmish,
     )
 }
 Game = str | type[Env] | Env  # a registered name, a class or a configured game

@@ -167,7 +167,7 @@ def test_seeds_are_those_of_the_run(make):
     assert len(alone) > 5 and not alone & marks(seed=None)  # RLlib's check of an env would have seeded each with 42
 
 
-@pytest.mark.parametrize("name", GAMES)
+@pytest.mark.parametrize("name", [name for name in GAMES if not GAMES[name].masks_actions])  # it knows no masks
 def test_rllibs_check_passes(name):
     env = rllib.RLlibParallelEnv({"game": name})
     check_multiagent_environments(env)

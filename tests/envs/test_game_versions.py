@@ -53,7 +53,8 @@ def rules(kind: type[Env], device: str = "cpu", **config: Any) -> dict[str, Any]
         actions = env.sample_actions()
         if step % HELD == 0:
             held = actions[::2].clone()
-        actions[::2] = held
+        if not game.masks_actions:  # a choice that was allowed may be forbidden now
+            actions[::2] = held
         digest.add_step(actions, env.step(actions, out=buffers))
     ended = {name: total.sum().item() for name, total in env.episode_statistics().items()}
     defaults = {field.name: field.default for field in kind.own_fields()} | config

@@ -59,6 +59,8 @@ GAMES: tuple[tuple[Game, dict[str, Any]], ...] = (
     ("continuous_mountain_car", {}),
     ("acrobot", {}),
     ("pendulum", {}),
+    ("skirmish", {}),
+    ("skirmish", {"scenario": "smacv2_20_units", "observed_units": 4, "attack_mode": "random"}),
     (Crew, {}),
     (Scouts, {}),
     (Painter, {}),

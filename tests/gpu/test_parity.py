@@ -12,6 +12,7 @@ pytestmark = pytest.mark.gpu
 
 DRIVERS = ("pycuda", "cuda_core")
 FEW = {"num_taggers": 2, "num_runners": 3, "num_neighbors": 3}
+BATTLE = {"scenario": "500m", "map_width": 160.0, "map_height": 160.0, "start_spread": 20.0}
 # game, configuration, envs, steps: 50 M agent-steps of tag_gridworld, 10 M of tag_continuous at each size, 20 M of
 # each of the others; shorter episodes where chance seldom ends one
 LONG_RUNS = [
@@ -29,6 +30,8 @@ LONG_RUNS = [
     ("simple_spread", {}, 32_768, 204),
     ("simple_tag", {}, 32_768, 153),
     ("simple_adversary", {}, 32_768, 204),
+    ("skirmish", {}, 4_000, 204),
+    ("skirmish", {**BATTLE, "observed_units": 16, "max_steps": 20}, 8, 40),
 ]
 VARIANTS = [
     ("tag_gridworld", {"num_taggers": 40, "full_observation": False, "random_start": True, "grid": 5}),
@@ -40,6 +43,8 @@ VARIANTS = [
     ("simple_spread", {"num_agents": 40, "continuous_actions": True, "local_ratio": 0.3}),
     ("simple_tag", {"num_good": 3, "num_adversaries": 5, "num_obstacles": 0, "continuous_actions": True}),
     ("simple_adversary", {"num_good": 4, "continuous_actions": True}),
+    *(("skirmish", {"scenario": scenario}) for scenario in ("27m_vs_30m", "6h_vs_8z", "smacv2_10_units")),
+    ("skirmish", {"scenario": "8m", "observed_units": 3, "attack_mode": "random", "walls_cause_death": False}),
 ]
 
 

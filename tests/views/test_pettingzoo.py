@@ -47,15 +47,22 @@ MULTI = [name for name, game in GAMES.items() if game().num_agents > 1]
 TAG = {"num_taggers": 2, "num_runners": 3, "num_neighbors": 3, "side": 3.0, "max_steps": 12, "tagging_distance": 0.1}
 SMALL = {"tag_continuous": TAG, "tag_gridworld": {"grid": 4, "max_steps": 7, "random_start": True}}
 CONTINUOUS = [name for name in MULTI if "continuous_actions" in GAMES[name].__dataclass_fields__]
+FREE = [name for name in MULTI if not GAMES[name].masks_actions]  # PettingZoo's tests of parallel envs know no masks
 UNMASKED = [
-    *((name, SMALL.get(name, {})) for name in MULTI),
+    *((name, SMALL.get(name, {})) for name in FREE),
     *((name, {}) for name in SMALL),
     ("tag_continuous", {**TAG, "egocentric": False}),
     *((name, {"continuous_actions": True}) for name in CONTINUOUS),
     (Race, {}),
     (Sacrifice, {"num_units": 3, "max_steps": 6}),
 ]
-MASKED = [(Crew, {"num_helpers": 3}), (Scouts, {}), (Scouts, {"num_scouts": 0}), (Economy, {})]
+MASKED = [
+    ("skirmish", {"scenario": "3m", "max_steps": 12}),
+    (Crew, {"num_helpers": 3}),
+    (Scouts, {}),
+    (Scouts, {"num_scouts": 0}),
+    (Economy, {}),
+]
 EVERY = [*UNMASKED, *MASKED, (Painter, {})]
 OUTPUTS = ("torch", "numpy")
 
@@ -170,7 +177,7 @@ class TestPettingZoosTests:
     def test_api_of_the_plain_conversion(self, game, config):
         api_test(parallel_to_aec(parallel_env(game, "cpu", output="numpy", **config)), 30)
 
-    @pytest.mark.parametrize("name", MULTI)
+    @pytest.mark.parametrize("name", FREE)
     def test_conversions(self, name):
         module = getattr(pettingzoo_env, f"{name}_v{GAMES[name].version}")
         config = SMALL.get(name, {})
@@ -188,11 +195,11 @@ class TestPettingZoosTests:
     def test_state(self, game, config):
         state_test(aec_env(game, **config), parallel_env(game, "cpu", output="numpy", **config), 5)
 
-    @pytest.mark.parametrize("name", MULTI)
+    @pytest.mark.parametrize("name", FREE)
     def test_max_cycles(self, name):
         max_cycles_test(getattr(pettingzoo_env, f"{name}_v{GAMES[name].version}"))
 
-    @pytest.mark.parametrize("name", MULTI)
+    @pytest.mark.parametrize("name", FREE)
     def test_render(self, name):
         if not render_metadata(GAMES[name]())["render_modes"]:
             pytest.skip(f"{name} is not drawn")
