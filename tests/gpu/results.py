@@ -48,6 +48,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "tag_continuous": ("tag_continuous", {"egocentric": False}),
     "tag_continuous-v1": ("tag_continuous", {}),
+    "connect_four": ("connect_four", {}),
     "simple_tag": ("simple_tag", {}),
     "simple_adversary": ("simple_adversary", {}),
     "simple_spread": ("simple_spread", {}),

@@ -29,6 +29,7 @@ LONG_RUNS = [
     ("simple_spread", {}, 32_768, 204),
     ("simple_tag", {}, 32_768, 153),
     ("simple_adversary", {}, 32_768, 204),
+    ("connect_four", {}, 65_536, 153),
 ]
 VARIANTS = [
     ("tag_gridworld", {"num_taggers": 40, "full_observation": False, "random_start": True, "grid": 5}),
@@ -40,6 +41,7 @@ VARIANTS = [
     ("simple_spread", {"num_agents": 40, "continuous_actions": True, "local_ratio": 0.3}),
     ("simple_tag", {"num_good": 3, "num_adversaries": 5, "num_obstacles": 0, "continuous_actions": True}),
     ("simple_adversary", {"num_good": 4, "continuous_actions": True}),
+    ("connect_four", {"num_rows": 9, "num_columns": 12, "line_length": 5, "slip": 0.3, "max_steps": 60}),
 ]
 
 

@@ -45,7 +45,12 @@ IDS = {name: gymnasium_id(game) for name, game in GAMES.items()}
 ALL_IDS = [gymnasium_id(game, version=version) for game in GAMES.values() for version in versions(game)]
 # Few agents, so that they leave early and environments end often.
 TAG = {"num_taggers": 2, "num_runners": 3, "num_neighbors": 3, "side": 3.0, "max_steps": 12, "tagging_distance": 0.1}
-SMALL = {"tag_continuous": TAG, "tag_gridworld": {"grid": 4, "max_steps": 7}}
+SMALL = {
+    "tag_continuous": TAG,
+    "tag_gridworld": {"grid": 4, "max_steps": 7},
+    # No column is full before the end: random actions need no mask.
+    "connect_four": {"num_rows": 16, "opening_moves": 4, "max_steps": 12},
+}
 
 
 def vector(name: str, num_envs: int = 3, device: str = "cpu", **arguments) -> GymnasiumVectorEnv:
@@ -88,7 +93,9 @@ def test_make_vec_gives_a_vector_env_of_device_tensors(name, device):
         obs, rewards, terminations, truncations, info = env.step(env.sample_actions())
         for tensor, dtype in ((rewards, torch.float32), (terminations, torch.bool), (truncations, torch.bool)):
             assert (tensor.shape, tensor.dtype, tensor.device.type) == ((env.num_envs,), dtype, device)
-        assert {key.removeprefix("_") for key in info} == {"active", "fault", "final_obs", "final_info"}
+        declared = {"action_mask": game.masks_actions, "acting": game.takes_turns}
+        keys = {"active", "fault", "final_obs", "final_info", *(key for key, has in declared.items() if has)}
+        assert {key.removeprefix("_") for key in info} == keys
     assert env.vec_env.faults().sum() == 0
 
 

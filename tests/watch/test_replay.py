@@ -110,8 +110,9 @@ def test_a_file_gives_the_episode_again(name, device, tmp_path):
         assert seen.state_at(step)["elapsed_steps"] == step and bool(env.active[2].any()) == (step < loaded.num_steps)
         if step < loaded.num_steps:
             actions = env.sample_actions()
-            assert np.array_equal(loaded.actions[step][seen.active[step]], actions[2][env.active[2]].cpu())
-            assert not loaded.actions[step][~seen.active[step]].any(), "agents that left have action 0"
+            acting = env.acting[2].cpu().numpy()
+            assert np.array_equal(loaded.actions[step][acting], actions[2][env.acting[2]].cpu())
+            assert not loaded.actions[step][~acting].any(), "agents that left or wait have action 0"
             obs, *outputs, info = env.step(actions)
             for one, other in zip((seen.rewards, seen.terminations, seen.truncations), outputs, strict=True):
                 assert np.array_equal(one[step], other[2].cpu())
