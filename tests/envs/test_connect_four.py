@@ -87,7 +87,7 @@ def test_random_games_agree_with_pettingzoo(random_seed, device):
 @pytest.mark.slow
 def test_a_thousand_random_games_agree_with_pettingzoo(random_seed, device):
     ends = compare_with_pettingzoo(1000, random_seed, device)
-    # By chance the first player wins 55.6 %, the second 44.2 %, and 0.26 % are drawn: each bound is off by more than 7
+    # By chance the first player wins 55.5 %, the second 44.2 %, and 0.3 % are drawn: each bound is off by more than 7
     # standard deviations of 1,000 games.
     assert 440 < ends["first wins"] < 680 and 320 < ends["second wins"] < 560
 
