@@ -45,9 +45,12 @@ class ConnectFour(Env):
             "num_epochs": 2,
             "num_minibatches": 16,
             "learning_rate": 0.001,
-            "entropy_coefficient": 0.02,
-            "final_entropy_coefficient": 0.0,
+            "gae_lambda": 0.8,
+            "entropy_coefficient": 0.05,
+            "final_entropy_coefficient": 0.01,
             "hidden_sizes": (256, 256),
+            "activation": "relu",
+            "shared_trunk": False,
         }
     )
     reference_arguments = MappingProxyType(
