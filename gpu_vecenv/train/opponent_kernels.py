@@ -38,7 +38,7 @@ def results_launch(
         learns: (E, A) bool, the agents of the side that learns.
         first_env: The first of the environments, which are the last of the rollout.
         sums: (n, 2) float64, rewards of the learning side and of the others in each environment's episode so far; the
-            launch continues them.
+            launch continues them. NaN: the episode does not count.
         counts: (n, 3) int64, where the learning side's wins, draws and games are written.
     """
     num_steps, all_envs, agents = rollout.rewards.shape

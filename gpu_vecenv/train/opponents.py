@@ -206,6 +206,10 @@ class Opponents:
 
     # Between rollouts
 
+    def skip_current(self, mask: torch.Tensor) -> None:
+        """Do not count the episodes that are running where ``mask`` (E,) bool is True."""
+        self._sums.masked_fill_(mask[self._pool, None], torch.nan)
+
     def begin_rollout(self) -> torch.Tensor:
         """Take a snapshot if one is due, and draw the opponents that are; environments that begin anew, (E,) bool.
 

@@ -228,6 +228,8 @@ class Trainer:
             self.episode_log = EpisodeLog(self.env)
             if shortened is not None:
                 self.episode_log.skip_current(shortened)
+                if self.opponents is not None:
+                    self.opponents.skip_current(shortened)
             self.metrics_reader = MetricsReader(
                 self.rollout, self.learners, self.episode_log, self.world, self.opponents
             )

@@ -326,7 +326,7 @@ if __name__ == "__main__":
 @pytest.mark.slow
 def test_two_processes_are_one_run_of_twice_the_envs(tmp_path):
     """Nobody ends or leaves here, so that the means over two shards are those over all rows."""
-    config = {**vars(SMALL), "num_minibatches": 1, "normalize_advantages": False, **NORMAL}
+    config = {**vars(SMALL), "num_minibatches": 1, "normalize_advantages": False, "staggered_starts": False, **NORMAL}
     (tmp_path / "two.py").write_text(TWO.replace("CONFIG", repr(config)))
     environment = {k: v for k, v in ENVIRONMENT.items() if k not in ("LOCAL_RANK", "WORLD_SIZE", "RANK")}
     command = [sys.executable, "two.py"]

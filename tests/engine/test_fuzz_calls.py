@@ -99,7 +99,8 @@ def test_registered_ids_follow_gymnasiums_grammar():
         assert str(spec.vector_entry_point).startswith("gpu_vecenv.views.gymnasium_env:")
         game = spec.kwargs["game"]
         assert type(game) is str
-        assert {**spec.kwargs} in [{"game": game, **config} for config in versions(GAMES[game]).values()]
+        configs = versions(GAMES[game]).values() if game in GAMES else [{}]  # other tests' games are gone by now
+        assert spec.kwargs in [{"game": game, **config} for config in configs]
 
 
 @pytest.mark.parametrize("name", sorted(GAMES))

@@ -73,7 +73,7 @@ def test_the_game_and_the_network_are_those_that_were_asked_for(goals: ModuleTyp
     policy = load_policy(tmp_path / "checkpoints" / "tag_continuous-seed0.safetensors", device=device)
     assert policy.game == configure("tag_continuous", egocentric=True, **json.loads(config))
     learner = json.loads((tmp_path / "tag_goals.json").read_text())["runs"]["tag_continuous-seed0"]["learner"]
-    assert learner["network"] == policy.game.own_preset["network"] and learner["total_steps"] == 128
+    assert learner["gamma"] == policy.game.own_preset["gamma"] and learner["total_steps"] == 128
     with pytest.raises(SystemExit, match="expected another folder"):
         goals.main(tmp_path, options(goals, device, rows="tag_continuous", seeds=2))
     with pytest.raises(SystemExit, match=r"unknown rows \['chess'\]; expected some of tag_gridworld, tag_continuous"):

@@ -1,6 +1,7 @@
 """Opponents in a share of the environments: who learns, by whose weights the others act, results, draws, resumes."""
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -338,6 +339,7 @@ def test_results_by_hand(device, random_seed):
     data.rewards.copy_(torch.randint(-2, 3, data.rewards.shape, generator=random))
     data.active.copy_((torch.rand(data.active.shape, generator=random) < 0.35).to(device))
     data.active[-1] = True
+    sums[1] = torch.nan  # an episode that does not count
     own_sums, own_counts = sums.to(device, copy=True), counts.to(device, copy=True)
     launch = results_launch(data, learns.to(device), 3, sums=own_sums, counts=own_counts)
     for _ in range(2):  # the second one continues the sums
@@ -353,9 +355,22 @@ def test_results_by_hand(device, random_seed):
                 if bool(active.any()) and not bool(after.any()):
                     number = int(own.sum())
                     difference = float(sums[k, 0] * (3 - number) - sums[k, 1] * number)
-                    counts[k] += torch.tensor([difference > 0, difference == 0, True])
+                    counts[k] += torch.tensor([difference > 0, difference == 0, not math.isnan(difference)])
                     sums[k] = 0
         assert own_sums.cpu().equal(sums) and own_counts.cpu().equal(counts)
+
+
+def test_first_episodes_that_are_shortened_are_no_games(device):
+    """Episodes of tag_gridworld end by their limit of 5 steps at the latest; a rollout has 8."""
+    config = dataclasses.replace(TINY, num_steps=5, staggered_starts=True)
+    one = trainer(device, members("still"), config)
+    shortened = one.env.elapsed_steps[FIRST:] > 0
+    assert bool(shortened.any()) and not bool(shortened.all())
+    one.train_iteration()
+    active = one.rollout.active[:, FIRST:].any(2)
+    ended = (active[:-1] & ~active[1:]).sum(0)
+    expected = (ended - shortened.long()).sum()  # every shortened episode has ended within 5 steps
+    assert bool((ended[shortened] > 0).all()) and one.opponents.results[..., 2].sum().equal(expected)
 
 
 def test_wins_and_weights_by_formula():
