@@ -121,7 +121,10 @@ def states(game: Env) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class ObservationTable:
-    """One table of observations of ``games.md``, for one configuration: numbers by role, and what they are."""
+    """One table of observations of ``games.md``, for one configuration: numbers by role, and what they are.
+
+    Of an image the table counts planes, its last axis.
+    """
 
     game: Env
     cells: dict[str, list[str]]  # a role, or "" for every role -> sums of the game's attributes
@@ -145,7 +148,8 @@ class ObservationTable:
             columns.append(list(map(places, counts, ends, self.cells[role])))
             space = spaces[role or next(iter(spaces))]
             bounded.append([interval(space, end - n, end) for n, end in zip(counts, ends, strict=True)])
-        head = [f"place, {role}" if role else "place" for role in self.counts] + ["what"]
+        counted = "plane" if len(self.game.layout.observation.shape) > 1 else "place"
+        head = [f"{counted}, {role}" if role else counted for role in self.counts] + ["what"]
         rows = [*columns, self.what]
         if any(cell for column in bounded for cell in column):  # games without bounds say so once
             head.append("range")
@@ -160,7 +164,7 @@ def observation_tables(kind: type[Env], section: str) -> Iterator[tuple[re.Match
         config = {k.arg: ast.literal_eval(k.value) for k in ast.parse(f"f({given})", mode="eval").body.keywords}
         game = kind(**config)
         head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in found[2].splitlines())
-        columns = {"" if name == "numbers" else name: place for place, name in enumerate(head) if place}
+        columns = {"" if name in ("numbers", "planes") else name: place for place, name in enumerate(head) if place}
         cells = {role: [row[place] for row in rows] for role, place in columns.items()}
         yield found, ObservationTable(game, cells, [row[0] for row in rows])
 
@@ -185,7 +189,7 @@ def places(number: int, end: int, cell: str) -> str:
 
 def interval(space: Box, start: int, end: int) -> str:
     """The range that these numbers share, or nothing."""
-    low, high = set(space.low[start:end].tolist()), set(space.high[start:end].tolist())
+    low, high = (set(bound[..., start:end].flatten().tolist()) for bound in (space.low, space.high))
     if len(low) != 1 or len(high) != 1 or not np.isfinite([*low, *high]).all():
         return ""
     return f"[{low.pop():.6g}, {high.pop():.6g}]"
@@ -222,7 +226,7 @@ def facts(name: str, game: Env) -> str:
 
 def described(space: Any) -> str:
     """A space in one line; of a Box with different bounds only the shape: the table below has the bounds."""
-    if isinstance(space, Box) and len({*space.low.tolist()}) + len({*space.high.tolist()}) > 2:
+    if isinstance(space, Box) and len(np.unique(space.low)) + len(np.unique(space.high)) > 2:
         return f"`Box` of shape {space.shape}, {space.dtype}"
     return f"`{space}`"
 

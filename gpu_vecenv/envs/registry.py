@@ -19,6 +19,7 @@ from gpu_vecenv.declare.env import Env, FixedArgument
 from gpu_vecenv.declare.field import FIELD_NAME
 from gpu_vecenv.envs.acrobot import Acrobot
 from gpu_vecenv.envs.cartpole import Cartpole
+from gpu_vecenv.envs.connect_four import ConnectFour
 from gpu_vecenv.envs.continuous_mountain_car import ContinuousMountainCar
 from gpu_vecenv.envs.mountain_car import MountainCar
 from gpu_vecenv.envs.pendulum import Pendulum
@@ -44,6 +45,7 @@ GAMES: dict[str, type[Env]] = {
         SimpleTag,
         SimpleAdversary,
         Skirmish,
+        ConnectFour,
     )
 }
 Game = str | type[Env] | Env  # a registered name, a class or a configured game

@@ -50,6 +50,7 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "tag_continuous": ("tag_continuous", {"egocentric": False}),
     "tag_continuous-v1": ("tag_continuous", {}),
     "skirmish": ("skirmish", {}),
+    "connect_four": ("connect_four", {}),
     "simple_tag": ("simple_tag", {}),
     "simple_adversary": ("simple_adversary", {}),
     "simple_spread": ("simple_spread", {}),

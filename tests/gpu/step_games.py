@@ -54,6 +54,7 @@ GAMES: tuple[tuple[Game, dict[str, Any]], ...] = (
     ("simple_spread", {"num_agents": 40}),
     ("simple_tag", {"continuous_actions": True}),
     ("simple_adversary", {}),
+    ("connect_four", {"slip": 0.3}),
     ("cartpole", {}),
     ("mountain_car", {}),
     ("continuous_mountain_car", {}),

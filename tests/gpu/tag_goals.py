@@ -146,11 +146,12 @@ class Unfinished(Exception):
 
 @dataclass
 class Results:
-    """What FOLDER/tag_goals.json has, written at every change."""
+    """What FOLDER/tag_goals.json, or of other goals the file of their name, has; written at every change."""
 
     folder: Path
     contents: dict[str, Any]
     deadline: float = field(default=math.inf)
+    name: str = "tag_goals"
 
     @property
     def runs(self) -> dict[str, dict[str, Any]]:
@@ -164,7 +165,7 @@ class Results:
 
     def save(self) -> None:
         """Write the file."""
-        replace_file(self.folder / "tag_goals.json", (json.dumps(self.contents, indent=1) + "\n").encode())
+        replace_file(self.folder / f"{self.name}.json", (json.dumps(self.contents, indent=1) + "\n").encode())
 
     def check_time(self) -> None:
         """Raise Unfinished after the deadline."""
@@ -172,9 +173,9 @@ class Results:
             raise Unfinished
 
 
-def opened(folder: Path, options: Options, origin: Mapping[str, Any]) -> Results:
+def opened(folder: Path, options: Options, origin: Mapping[str, Any], name: str = "tag_goals") -> Results:
     """The results so far; SystemExit where they are of other settings."""
-    path = folder / "tag_goals.json"
+    path = folder / f"{name}.json"
     contents: dict[str, Any] = {"settings": options.settings, "runs": {}, "scripts": {}, "parts": []}
     if path.is_file():
         contents = json.loads(path.read_text())
@@ -182,7 +183,7 @@ def opened(folder: Path, options: Options, origin: Mapping[str, Any]) -> Results
             raise SystemExit(f"{path} is of {contents['settings']}, not {options.settings}; expected another folder")
     (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
     contents["parts"].append(dict(origin))
-    return Results(folder, contents, time.perf_counter() + options.max_seconds)
+    return Results(folder, contents, time.perf_counter() + options.max_seconds, name)
 
 
 def make_trainer(row: Row, seed: int, device: torch.device, options: Options) -> Trainer:

@@ -32,6 +32,7 @@ LONG_RUNS = [
     ("simple_adversary", {}, 32_768, 204),
     ("skirmish", {}, 4_000, 204),
     ("skirmish", {**BATTLE, "observed_units": 16, "max_steps": 20}, 8, 40),
+    ("connect_four", {}, 65_536, 153),
 ]
 VARIANTS = [
     ("tag_gridworld", {"num_taggers": 40, "full_observation": False, "random_start": True, "grid": 5}),
@@ -45,6 +46,7 @@ VARIANTS = [
     ("simple_adversary", {"num_good": 4, "continuous_actions": True}),
     *(("skirmish", {"scenario": scenario}) for scenario in ("27m_vs_30m", "6h_vs_8z", "smacv2_10_units")),
     ("skirmish", {"scenario": "8m", "observed_units": 3, "attack_mode": "random", "walls_cause_death": False}),
+    ("connect_four", {"num_rows": 9, "num_columns": 12, "line_length": 5, "slip": 0.3, "max_steps": 60}),
 ]
 
 

@@ -72,7 +72,7 @@ def test_the_tables_of_observations_count_every_number(game_pages: Any, name: st
         for game in games[id(table)]:
             if name == "simple_tag" and game.num_agent_neighbors is not None:
                 continue  # told below its table
-            expected = {role: shape[0] for role, shape in game.layout.observation.shapes.items()}
+            expected = {role: shape[-1] for role, shape in game.layout.observation.shapes.items()}
             assert dataclasses.replace(table, game=game).lengths() == expected, game
 
 

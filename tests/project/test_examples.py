@@ -98,6 +98,12 @@ def test_by_hand_says_the_same_on_both_devices(tmp_path: Path) -> None:
     assert lines["cpu"][1:3] == lines["cuda"][1:3]
 
 
+def test_connect_four_search(device: str, tmp_path: Path) -> None:
+    said = run(tmp_path, "connect_four_search.py", "--depth", "2", "--episodes", "20", "--device", device)
+    (share,) = numbers(r"depth 2 against random moves: ([\d.]+)% won", said)
+    assert share > 50
+
+
 def test_train_tag(device: str, tmp_path: Path) -> None:
     arguments = ["--total-steps", "512", "--num-envs", "16", "--episodes", "20", "--out", "p.safetensors"]
     said = run(tmp_path, "train_tag.py", *arguments, "--device", device)

@@ -47,7 +47,12 @@ UNMASKED = [name for name, game in GAMES.items() if not game.masks_actions]  # a
 ALL_IDS = [gymnasium_id(game, version=version) for game in GAMES.values() for version in versions(game)]
 # Few agents, so that they leave early and environments end often.
 TAG = {"num_taggers": 2, "num_runners": 3, "num_neighbors": 3, "side": 3.0, "max_steps": 12, "tagging_distance": 0.1}
-SMALL = {"tag_continuous": TAG, "tag_gridworld": {"grid": 4, "max_steps": 7}}
+SMALL = {
+    "tag_continuous": TAG,
+    "tag_gridworld": {"grid": 4, "max_steps": 7},
+    # No column is full before the end: random actions need no mask.
+    "connect_four": {"num_rows": 16, "opening_moves": 4, "max_steps": 12},
+}
 
 
 def vector(name: str, num_envs: int = 3, device: str = "cpu", **arguments) -> GymnasiumVectorEnv:
@@ -90,8 +95,10 @@ def test_make_vec_gives_a_vector_env_of_device_tensors(name, device):
         obs, rewards, terminations, truncations, info = env.step(env.sample_actions())
         for tensor, dtype in ((rewards, torch.float32), (terminations, torch.bool), (truncations, torch.bool)):
             assert (tensor.shape, tensor.dtype, tensor.device.type) == ((env.num_envs,), dtype, device)
-        expected = {"active", "fault", "final_obs", "final_info"} | ({"action_mask"} if game.masks_actions else set())
+        declared = {"action_mask": game.masks_actions}
+        expected = {"active", "fault", "final_obs", "final_info", *(key for key, has in declared.items() if has)}
         assert {key.removeprefix("_") for key in info} - {"acting"} == expected
+        assert ("acting" in info) >= game.takes_turns
     assert env.vec_env.faults().sum() == 0
 
 

@@ -45,18 +45,24 @@ from gpu_vecenv.views.pettingzoo_env import ParallelEnv, aec_env, parallel_env
 MULTI = [name for name, game in GAMES.items() if game().num_agents > 1]
 # Few agents, so that they leave early and environments end often.
 TAG = {"num_taggers": 2, "num_runners": 3, "num_neighbors": 3, "side": 3.0, "max_steps": 12, "tagging_distance": 0.1}
-SMALL = {"tag_continuous": TAG, "tag_gridworld": {"grid": 4, "max_steps": 7, "random_start": True}}
+SMALL = {
+    "tag_continuous": TAG,
+    "tag_gridworld": {"grid": 4, "max_steps": 7, "random_start": True},
+    # No column is full before the end: random actions need no mask.
+    "connect_four": {"num_rows": 16, "opening_moves": 4, "max_steps": 12},
+}
 CONTINUOUS = [name for name in MULTI if "continuous_actions" in GAMES[name].__dataclass_fields__]
 FREE = [name for name in MULTI if not GAMES[name].masks_actions]  # PettingZoo's tests of parallel envs know no masks
 UNMASKED = [
-    *((name, SMALL.get(name, {})) for name in FREE),
-    *((name, {}) for name in SMALL),
+    *((name, SMALL.get(name, {})) for name in MULTI if name in FREE or name == "connect_four"),
+    *((name, {}) for name in SMALL if name in FREE),
     ("tag_continuous", {**TAG, "egocentric": False}),
     *((name, {"continuous_actions": True}) for name in CONTINUOUS),
     (Race, {}),
     (Sacrifice, {"num_units": 3, "max_steps": 6}),
 ]
 MASKED = [
+    ("connect_four", {}),
     ("skirmish", {"scenario": "3m", "max_steps": 12}),
     (Crew, {"num_helpers": 3}),
     (Scouts, {}),
@@ -140,8 +146,8 @@ ADVICE = (
     ".*(observation|state) space value is (-?infinity|infinity).*",
     # Two numbers, acceleration and turn, are a MultiDiscrete.
     "Action space for each agent probably should be gymnasium.spaces.box or gymnasium.spaces.discrete",
-    # A runner that was tagged sees nothing.
-    "Observation numpy array is all zeros.",
+    # A runner that was tagged sees nothing, nor do players of an empty board.
+    "(Observation|State) numpy array is all zeros.",
     # Roles see and do what is theirs.
     "Agents have different observation space sizes",
     "Observations are different shapes",

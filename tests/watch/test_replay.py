@@ -112,7 +112,7 @@ def test_a_file_gives_the_episode_again(name, device, tmp_path):
             actions = env.sample_actions()
             acts = info.get("acting", env.active)[2].cpu().numpy()
             assert np.array_equal(loaded.actions[step][acts], actions[2].cpu()[acts])
-            assert not loaded.actions[step][~acts].any(), "agents that left, or died, have action 0"
+            assert not loaded.actions[step][~acts].any(), "agents that left, died or wait have action 0"
             obs, *outputs, info = env.step(actions)
             for one, other in zip((seen.rewards, seen.terminations, seen.truncations), outputs, strict=True):
                 assert np.array_equal(one[step], other[2].cpu())

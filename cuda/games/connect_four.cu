@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+// Connect Four. The rules are those of PettingZoo's classic game connect_four_v3 (Farama Foundation, MIT licence).
+// Declared in gpu_vecenv/envs/connect_four.py.
+#include "game_api.cuh"
+
+struct Scratch {};
+
+HD bool is_open(State s, int column) { return s.board[0][column] == 0; }
+
+// Column number k of those that are open; `column` if there are not so many.
+HD int open_column(State s, int k, int column) {
+    for (int other = 0; other < NUM_COLUMNS; ++other)
+        if (is_open(s, other) && k-- == 0) return other;
+    return column;
+}
+
+// Where the piece of the player falls: the chosen column, which is open, or with probability SLIP any open one.
+HD int chosen_column(State s, Io io) {
+    int column = io.action(s.player[0]);
+    if (SLIP > 0 && io.rng.uniform(0, 0) < SLIP) {
+        int open = 0;
+        for (int other = 0; other < NUM_COLUMNS; ++other) open += is_open(s, other);
+        column = open_column(s, io.rng.below(0, 0, open), column);
+    }
+    return column;
+}
+
+// Pieces of the same player in a line beyond a cell, in one direction.
+HD int count_beyond(State s, int row, int column, int down, int right) {
+    int piece = s.board[row][column], count = 0;
+    for (int r = row + down, c = column + right; r >= 0 && r < NUM_ROWS && c >= 0 && c < NUM_COLUMNS;
+         r += down, c += right) {
+        if (s.board[r][c] != piece) break;
+        ++count;
+    }
+    return count;
+}
+
+// Whether the piece on this cell is part of a line that wins.
+HD bool wins(State s, int row, int column) {
+    int longest = 0;
+    for (int way = 0; way < 4; ++way) {
+        int down = way > 0, right = way == 1 ? 0 : way == 3 ? -1 : 1;
+        int count = count_beyond(s, row, column, down, right) + count_beyond(s, row, column, -down, -right);
+        longest = math::max(longest, count + 1);
+    }
+    return longest >= LINE_LENGTH;
+}
+
+// The row of the lowest empty cell of an open column.
+HD int landing_row(State s, int column) {
+    int row = NUM_ROWS - 1;
+    while (row > 0 && s.board[row][column] != 0) --row;
+    return row;
+}
+
+// One random move of an opening: of the open columns, from a random one on, the first in which no line is completed.
+HD void play_opening_move(State s, Io io, int move) {
+    int start = io.rng.below(0, (u32)move, NUM_COLUMNS);
+    for (int k = 0; k < NUM_COLUMNS; ++k) {
+        int column = (start + k) % NUM_COLUMNS;
+        if (!is_open(s, column)) continue;
+        int row = landing_row(s, column);
+        s.board[row][column] = (u8)(s.player[0] + 1);
+        if (!wins(s, row, column)) {
+            s.player[0] = 1 - s.player[0];
+            return;
+        }
+        s.board[row][column] = 0;
+    }
+}
+
+HD void reset(State s, Io io) {
+    FOR_RANGE (k, NUM_ROWS * NUM_COLUMNS) s.board[k / NUM_COLUMNS][k % NUM_COLUMNS] = 0;
+    group_sync();
+    ONCE {
+        s.player[0] = 0;
+        for (int move = 0; move < OPENING_MOVES; ++move) play_opening_move(s, io, move);
+    }
+}
+
+HD void step(State s, Io io) {
+    ONCE {
+        int player = s.player[0], column = chosen_column(s, io), row = landing_row(s, column);
+        s.board[row][column] = (u8)(player + 1);
+        s.player[0] = 1 - player;
+        bool won = wins(s, row, column), full = true;
+        for (int other = 0; other < NUM_COLUMNS; ++other) full &= !is_open(s, other);
+        if (won) {
+            io.rewards[player] = 1;
+            io.rewards[1 - player] = -1;
+        }
+        for (int i = 0; i < NUM_AGENTS; ++i) {
+            io.terminations[i] = won || full;
+            io.truncations[i] = !(won || full) && io.elapsed_steps >= MAX_STEPS;
+        }
+    }
+}
+
+HD void observe(State s, Io io) {
+    FOR_AGENTS (i) {
+        io.acting[i] = i == s.player[0];
+        for (int column = 0; column < NUM_COLUMNS; ++column) io.action_mask[i][column] = is_open(s, column);
+    }
+    FOR_OBS (i, k) {
+        int cell = k / 2, owner = k % 2 == 0 ? i : 1 - i;
+        io.obs[i][k] = s.board[cell / NUM_COLUMNS][cell % NUM_COLUMNS] == owner + 1;
+    }
+}
