@@ -121,7 +121,10 @@ def states(game: Env) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class ObservationTable:
-    """One table of observations of ``games.md``, for one configuration: numbers by role, and what they are."""
+    """One table of observations of ``games.md``, for one configuration: numbers by role, and what they are.
+
+    Of an image it counts channels, the numbers of each pixel.
+    """
 
     game: Env
     cells: dict[str, list[str]]  # a role, or "" for every role -> sums of the game's attributes
@@ -133,19 +136,20 @@ class ObservationTable:
         return {role: [count(self.game, cell) for cell in cells] for role, cells in self.cells.items()}
 
     def lengths(self) -> dict[str, int]:
-        """Role -> numbers in its observation."""
+        """Role -> numbers in its observation, or in each pixel."""
         return {role: sum(self.counts.get(role) or self.counts[""]) for role in self.game.roles}
 
     def markdown(self) -> str:
         """The table with the place of each number in place of the counts, and the least and largest value."""
         spaces, bounded = self.game.layout.observation.spaces, []
-        columns = []
+        columns, image = [], len(self.game.layout.observation.shape) > 1
         for role, counts in self.counts.items():
             ends = np.cumsum(counts)
             columns.append(list(map(places, counts, ends, self.cells[role])))
             space = spaces[role or next(iter(spaces))]
             bounded.append([interval(space, end - n, end) for n, end in zip(counts, ends, strict=True)])
-        head = [f"place, {role}" if role else "place" for role in self.counts] + ["what"]
+        place = "channel" if image else "place"
+        head = [f"{place}, {role}" if role else place for role in self.counts] + ["what"]
         rows = [*columns, self.what]
         if any(cell for column in bounded for cell in column):  # games without bounds say so once
             head.append("range")
@@ -160,7 +164,7 @@ def observation_tables(kind: type[Env], section: str) -> Iterator[tuple[re.Match
         config = {k.arg: ast.literal_eval(k.value) for k in ast.parse(f"f({given})", mode="eval").body.keywords}
         game = kind(**config)
         head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in found[2].splitlines())
-        columns = {"" if name == "numbers" else name: place for place, name in enumerate(head) if place}
+        columns = {"" if name in ("numbers", "channels") else name: k for k, name in enumerate(head) if k}
         cells = {role: [row[place] for row in rows] for role, place in columns.items()}
         yield found, ObservationTable(game, cells, [row[0] for row in rows])
 
@@ -185,7 +189,7 @@ def places(number: int, end: int, cell: str) -> str:
 
 def interval(space: Box, start: int, end: int) -> str:
     """The range that these numbers share, or nothing."""
-    low, high = set(space.low[start:end].tolist()), set(space.high[start:end].tolist())
+    low, high = (set(bound[..., start:end].flatten().tolist()) for bound in (space.low, space.high))
     if len(low) != 1 or len(high) != 1 or not np.isfinite([*low, *high]).all():
         return ""
     return f"[{low.pop():.6g}, {high.pop():.6g}]"
@@ -222,7 +226,7 @@ def facts(name: str, game: Env) -> str:
 
 def described(space: Any) -> str:
     """A space in one line; of a Box with different bounds only the shape: the table below has the bounds."""
-    if isinstance(space, Box) and len({*space.low.tolist()}) + len({*space.high.tolist()}) > 2:
+    if isinstance(space, Box) and len({*space.low.flat}) + len({*space.high.flat}) > 2:
         return f"`Box` of shape {space.shape}, {space.dtype}"
     return f"`{space}`"
 
@@ -270,6 +274,11 @@ def page(name: str, rules: str) -> str:
     shared = common(name, rules)
     also = f" and in [{shared.lower()}](../games.md#{anchor(shared)})" if shared else ""
     preset = [[f"`{key}`", f"{value:,}" if type(value) is int else value] for key, value in kind.preset.items()]
+    reached = "What they reach has not been measured yet."
+    if (Path(__file__).parent / "results" / f"{name}.png").exists():
+        reached = f"""What they reach, and how long it takes: [results](../results.md).
+
+![Returns of {name} while it is trained](../results/{name}.png)"""
     return f"""# {name}
 
 {summary}
@@ -320,9 +329,7 @@ Keywords of `gpu_vecenv.make`, of Gymnasium's `make_vec` and of `parallel_env`; 
 The defaults of `gpu-vecenv train {name}`, where they are not those of [PPOConfig](../training.md#hyper-parameters):
 
 {table(["hyper-parameter", "value"], preset)}
-What they reach, and how long it takes: [results](../results.md).
-
-![Returns of {name} while it is trained](../results/{name}.png)
+{reached}
 """
 
 
@@ -354,7 +361,7 @@ def overview(rules: str) -> str:
 
 {summary}
 
-[Rules, spaces, parameters, learning curve](games/{heading}.md)
+[Rules, spaces, parameters, training](games/{heading}.md)
 
 """
 

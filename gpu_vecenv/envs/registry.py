@@ -21,6 +21,7 @@ from gpu_vecenv.envs.acrobot import Acrobot
 from gpu_vecenv.envs.cartpole import Cartpole
 from gpu_vecenv.envs.continuous_mountain_car import ContinuousMountainCar
 from gpu_vecenv.envs.mountain_car import MountainCar
+from gpu_vecenv.envs.overcooked import Overcooked
 from gpu_vecenv.envs.pendulum import Pendulum
 from gpu_vecenv.envs.simple_adversary import SimpleAdversary
 from gpu_vecenv.envs.simple_spread import SimpleSpread
@@ -42,6 +43,7 @@ GAMES: dict[str, type[Env]] = {
         SimpleSpread,
         SimpleTag,
         SimpleAdversary,
+        Overcooked,
     )
 }
 Game = str | type[Env] | Env  # a registered name, a class or a configured game

@@ -54,6 +54,8 @@ GAMES: tuple[tuple[Game, dict[str, Any]], ...] = (
     ("simple_spread", {"num_agents": 40}),
     ("simple_tag", {"continuous_actions": True}),
     ("simple_adversary", {}),
+    ("overcooked", {}),
+    ("overcooked", {"grid": "XPSX\nO12D\nXXXX", "random_start_positions": True, "random_object_probability": 0.5}),
     ("cartpole", {}),
     ("mountain_car", {}),
     ("continuous_mountain_car", {}),

@@ -29,7 +29,9 @@ LONG_RUNS = [
     ("simple_spread", {}, 32_768, 204),
     ("simple_tag", {}, 32_768, 153),
     ("simple_adversary", {}, 32_768, 204),
+    ("overcooked", {}, 25_000, 404),
 ]
+PANTRY = {"random_start_positions": True, "random_object_probability": 0.5}
 VARIANTS = [
     ("tag_gridworld", {"num_taggers": 40, "full_observation": False, "random_start": True, "grid": 5}),
     ("tag_gridworld", {"num_taggers": 1, "grid": 1, "max_steps": 3}),
@@ -40,6 +42,8 @@ VARIANTS = [
     ("simple_spread", {"num_agents": 40, "continuous_actions": True, "local_ratio": 0.3}),
     ("simple_tag", {"num_good": 3, "num_adversaries": 5, "num_obstacles": 0, "continuous_actions": True}),
     ("simple_adversary", {"num_good": 4, "continuous_actions": True}),
+    ("overcooked", {"layout_name": "counter_circuit_o_1order", **PANTRY, "max_steps": 40, "cook_time": 6}),
+    ("overcooked", {"grid": "XPSX\nO12D\nXXXX", **PANTRY, "max_steps": 25, "cook_time": 2}),
 ]
 
 

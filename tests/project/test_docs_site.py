@@ -51,7 +51,8 @@ def test_a_game_s_page_has_all_that_is_declared(game_pages: Any, name: str) -> N
     assert {field.name for field in GAMES[name].state} <= set(rows)
     assert all(f"`{role}_0`" in page for role, agents in GAMES[name]().roles.items() if agents)
     assert all(f"| `{key}` |" in page for key in GAMES[name].preset)
-    assert (DOCS / "results" / f"{name}.png").exists()
+    measured = f"(results/{name}.png)" in (DOCS / "results.md").read_text(encoding="utf-8")
+    assert measured == (DOCS / "results" / f"{name}.png").exists() == (f"(../results/{name}.png)" in page)
 
 
 def variants(kind: Any) -> list[Any]:
@@ -70,7 +71,7 @@ def test_the_tables_of_observations_count_every_number(game_pages: Any, name: st
         for game in games[id(table)]:
             if name == "simple_tag" and game.num_agent_neighbors is not None:
                 continue  # told below its table
-            expected = {role: shape[0] for role, shape in game.layout.observation.shapes.items()}
+            expected = {role: shape[-1] for role, shape in game.layout.observation.shapes.items()}
             assert dataclasses.replace(table, game=game).lengths() == expected, game
 
 
@@ -176,7 +177,7 @@ def test_the_site_builds_and_is_whole(tmp_path: Path) -> None:
     for name in GAMES:
         page = pages[site / "games" / f"{name}.html"]
         assert f"_images/{name}.png" in page  # a picture and a learning curve, which Sphinx calls cartpole1.png
-        assert f"_images/{name}1.png" in page
+        assert (f"_images/{name}1.png" in page) == (DOCS / "results" / f"{name}.png").exists()
     assert (site / "_images" / "cartpole.png").stat().st_size > 1000
 
     reference = "".join(page for path, page in pages.items() if path.parent.name == "api")

@@ -617,6 +617,8 @@ def test_every_version_passes_the_checks(name, version, mode, device):
     limit = config.pop("max_steps")
     if name == "tag_gridworld":
         config["random_start"] = True  # else nothing in it is random
+    if name == "overcooked":
+        config["random_start_positions"] = True
 
     def make(num_envs):
         arguments = {"autoreset_mode": mode, "validate": "sync", "max_steps": limit, **config}
