@@ -15,8 +15,7 @@ def parse_text_layout(what: str, text: str, tiles: str) -> npt.NDArray[np.uint8]
 
     Args:
         what: What the text is, for errors: "Overcooked.grid".
-        text: One row per line. Blank lines at its ends are left out, and if no row begins or ends with a blank, the
-            blanks around each row: maps may be indented.
+        text: One row per line. Blank lines at its ends and the indentation that all other lines share are left out.
         tiles: The characters that may occur, up to 256.
 
     Raises:
@@ -25,10 +24,10 @@ def parse_text_layout(what: str, text: str, tiles: str) -> npt.NDArray[np.uint8]
     Example:
         ``parse_text_layout("grid", "XXX\nX X", "X ")`` is ``[[0, 0, 0], [0, 1, 0]]``.
     """
-    rows = text.strip("\n").split("\n")
-    stripped = [row.strip() for row in text.strip().split("\n")]
-    if len({len(row) for row in rows}) > 1:
-        rows = stripped
+    rows = text.split("\n")
+    filled = [y for y, row in enumerate(rows) if row.strip()] or [0]
+    indentation = min(len(rows[y]) - len(rows[y].lstrip()) for y in filled)
+    rows = [row[indentation:] for row in rows[filled[0] : filled[-1] + 1]]
     lengths = sorted({len(row) for row in rows})
     if len(lengths) > 1 or not 1 <= lengths[0] <= MAX_SIDE or len(rows) > MAX_SIDE:
         raise ConfigError(

@@ -41,12 +41,13 @@ class Kitchen(NamedTuple):
 
 @lru_cache(maxsize=64)
 def kitchen_of(text: str) -> Kitchen:
-    """The arrays of a text, which are not to be written to.
+    """The arrays of a text, which are not to be written to. Rows may be indented: none begins with a blank.
 
     Raises:
         ConfigError: It is no rectangle, has an unknown character, lacks something, or its border has a gap.
     """
-    tiles = parse_text_layout("Overcooked.grid", text, TILES)
+    rows = "\n".join(row.strip() for row in text.split("\n"))
+    tiles = parse_text_layout("Overcooked.grid", rows, TILES)
     for tile in TILES[2:]:
         found = int((tiles == TILES.index(tile)).sum())
         if found == 0 or (tile in "12" and found > 1):

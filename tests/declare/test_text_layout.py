@@ -12,18 +12,20 @@ def test_characters_become_their_places():
     assert found.dtype == np.uint8 and found.tolist() == [[0, 1, 0], [1, 2, 3]]
 
 
-def test_blanks_around_rows_are_kept_where_rows_are_of_one_length():
-    assert parse_text_layout("map", "\n # \n#  \n", "# ").tolist() == [[1, 0, 1], [0, 1, 1]]
+def test_blanks_are_kept_but_for_what_all_rows_share():
+    for text in ("\n # \n#  \n", "    \n   # \n  #  \n ", " # \n#  "):
+        assert parse_text_layout("map", text, "# ").tolist() == [[1, 0, 1], [0, 1, 1]]
 
 
-def test_a_map_may_be_indented():
-    assert parse_text_layout("map", "##\n      #.\n   ..", "#.").tolist() == [[0, 0], [0, 1], [1, 1]]
+def test_a_blank_row_between_others_is_a_row():
+    assert parse_text_layout("map", "##\n  \n##", "# ").tolist() == [[0, 0], [1, 1], [0, 0]]
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("", "map has 1 rows of 0 characters; expected 1 … 256 rows of one length"),
+        (" \n ", "map has 1 rows of 0 characters"),
         ("##\n#", "map has 2 rows of 1, 2 characters"),
         ("#" * 257, "map has 1 rows of 257"),
         ("\n".join("#" * 257), "map has 257 rows of 1"),

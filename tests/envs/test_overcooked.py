@@ -158,8 +158,8 @@ def test_a_kitchen_that_cannot_be_played_is_refused(grid, message):
 def test_a_kitchen_of_ones_own_takes_the_place_of_the_named_one():
     text = """
         XPSXX
-        O1 2D
-        XXXXX
+      O1 2D
+          XXXXX
     """
     game = gpu_vecenv.configure("overcooked", grid=text)
     assert (game.height, game.width, game.num_floor) == (3, 5, 3)
