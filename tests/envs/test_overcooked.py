@@ -32,21 +32,21 @@ def played(env, *pairs):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_cooks_play_as_in_the_oracle_and_serve_soups(layout, random_seed, device):
-    env = made(device, 1, layout_name=layout, autoreset_mode="disabled")
-    oracle, random = OvercookedOracle(layout_name=layout), np.random.default_rng(random_seed)
+    env = made(device, 1, layout_name=layout, max_steps=200, autoreset_mode="disabled")
+    oracle, random = OvercookedOracle(layout_name=layout, max_steps=200), np.random.default_rng(random_seed)
     seen = set()
-    for step in range(400):
+    for step in range(200):
         actions = [act(oracle, i, random) for i in range(2)]
         outputs = env.step(torch.tensor([actions], dtype=torch.int32, device=device))
         rewards, _, truncations = oracle.step(actions)
         seen |= {*rewards.tolist()}
         np.testing.assert_array_equal(bits(outputs[0][0]), bits(oracle.observe()), f"obs, step {step}")
         np.testing.assert_array_equal(bits(outputs[1][0]), bits(rewards), f"rewards, step {step}")
-        assert outputs[3][0].tolist() == truncations.tolist() == [step == 399] * 2
+        assert outputs[3][0].tolist() == truncations.tolist() == [step == 199] * 2
         for field in FIELDS:
             ours = env.state[field][0].cpu().numpy()
             np.testing.assert_array_equal(ours, getattr(oracle, field), f"{field}, step {step}")
-    assert {3, 5, 20} <= seen and oracle.sparse_return >= 80
+    assert {3, 5, 20} <= seen and oracle.sparse_return >= 20
 
 
 def test_the_layouts_are_those_of_the_oracle():
@@ -128,7 +128,7 @@ def test_the_weight_of_shaped_rewards_is_a_shared_field(device):
 def test_random_starts_cover_the_floor_and_every_thing(device):
     env = made(device, 4000, random_start_positions=True, random_object_probability=0.5)
     pairs = {tuple(map(tuple, pair)) for pair in env.state["position"].tolist()}
-    assert len(pairs) == 6 * 5
+    assert len(pairs) == 6 * 5 and all(first != second for first, second in pairs)
     held = torch.bincount(env.state["held"].flatten().long(), minlength=4) / 8000
     # Five standard errors of a share of 8000 draws are at most 0.028.
     assert torch.allclose(held.cpu(), torch.tensor([0.5, 0.3, 0.1, 0.1]), atol=0.028, rtol=0)
