@@ -123,7 +123,7 @@ def states(game: Env) -> str:
 class ObservationTable:
     """One table of observations of ``games.md``, for one configuration: numbers by role, and what they are.
 
-    Of an image the table counts planes, its last axis.
+    Of an image it counts channels, the numbers of each pixel.
     """
 
     game: Env
@@ -136,20 +136,20 @@ class ObservationTable:
         return {role: [count(self.game, cell) for cell in cells] for role, cells in self.cells.items()}
 
     def lengths(self) -> dict[str, int]:
-        """Role -> numbers in its observation."""
+        """Role -> numbers in its observation, or in each pixel."""
         return {role: sum(self.counts.get(role) or self.counts[""]) for role in self.game.roles}
 
     def markdown(self) -> str:
         """The table with the place of each number in place of the counts, and the least and largest value."""
         spaces, bounded = self.game.layout.observation.spaces, []
-        columns = []
+        columns, image = [], len(self.game.layout.observation.shape) > 1
         for role, counts in self.counts.items():
             ends = np.cumsum(counts)
             columns.append(list(map(places, counts, ends, self.cells[role])))
             space = spaces[role or next(iter(spaces))]
             bounded.append([interval(space, end - n, end) for n, end in zip(counts, ends, strict=True)])
-        counted = "plane" if len(self.game.layout.observation.shape) > 1 else "place"
-        head = [f"{counted}, {role}" if role else counted for role in self.counts] + ["what"]
+        place = "channel" if image else "place"
+        head = [f"{place}, {role}" if role else place for role in self.counts] + ["what"]
         rows = [*columns, self.what]
         if any(cell for column in bounded for cell in column):  # games without bounds say so once
             head.append("range")
@@ -164,7 +164,7 @@ def observation_tables(kind: type[Env], section: str) -> Iterator[tuple[re.Match
         config = {k.arg: ast.literal_eval(k.value) for k in ast.parse(f"f({given})", mode="eval").body.keywords}
         game = kind(**config)
         head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in found[2].splitlines())
-        columns = {"" if name in ("numbers", "planes") else name: place for place, name in enumerate(head) if place}
+        columns = {"" if name in ("numbers", "channels") else name: k for k, name in enumerate(head) if k}
         cells = {role: [row[place] for row in rows] for role, place in columns.items()}
         yield found, ObservationTable(game, cells, [row[0] for row in rows])
 
@@ -280,6 +280,11 @@ def page(name: str, rules: str) -> str:
 With `--preset sample-efficient`, which needs fewer env-steps and more time for each:
 
 {preset_table(kind.sample_efficient_preset)}"""
+    reached = "What they reach has not been measured yet."
+    if (Path(__file__).parent / "results" / f"{name}.png").exists():
+        reached = f"""What they reach, and how long it takes: [results](../results.md).
+
+![Returns of {name} while it is trained](../results/{name}.png)"""
     return f"""# {name}
 
 {summary}
@@ -330,9 +335,7 @@ Keywords of `gpu_vecenv.make`, of Gymnasium's `make_vec` and of `parallel_env`; 
 The defaults of `gpu-vecenv train {name}`, where they are not those of [PPOConfig](../training.md#hyper-parameters):
 
 {preset}{efficient}
-What they reach, and how long it takes: [results](../results.md).
-
-![Returns of {name} while it is trained](../results/{name}.png)
+{reached}
 """
 
 
@@ -370,7 +373,7 @@ def overview(rules: str) -> str:
 
 {summary}
 
-[Rules, spaces, parameters, learning curve](games/{heading}.md)
+[Rules, spaces, parameters, training](games/{heading}.md)
 
 """
 

@@ -22,6 +22,7 @@ from gpu_vecenv.envs.cartpole import Cartpole
 from gpu_vecenv.envs.connect_four import ConnectFour
 from gpu_vecenv.envs.continuous_mountain_car import ContinuousMountainCar
 from gpu_vecenv.envs.mountain_car import MountainCar
+from gpu_vecenv.envs.overcooked import Overcooked
 from gpu_vecenv.envs.pendulum import Pendulum
 from gpu_vecenv.envs.simple_adversary import SimpleAdversary
 from gpu_vecenv.envs.simple_spread import SimpleSpread
@@ -46,6 +47,7 @@ GAMES: dict[str, type[Env]] = {
         SimpleAdversary,
         Skirmish,
         ConnectFour,
+        Overcooked,
     )
 }
 Game = str | type[Env] | Env  # a registered name, a class or a configured game

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from oracles import tag_continuous, tag_gridworld
+from oracles import overcooked, tag_continuous, tag_gridworld
 from support.bitwise import bits
 from support.kernels import signature
 
@@ -48,15 +48,23 @@ LARGE = {
     "version 0": {"egocentric": False},
     "ten thousand agents": {"num_taggers": 500, "num_runners": 9500},
 }
+PANTRY = {"random_start_positions": True, "random_object_probability": 0.5}
+KITCHENS = {name: {"layout_name": name, "max_steps": 90} for name in overcooked.LAYOUTS}
+KITCHENS |= {f"{name}, filled": {**config, **PANTRY, "cook_time": 5} for name, config in KITCHENS.items()}
+KITCHENS |= {
+    "numbers": {**PANTRY, "max_steps": 45, "shaping": 0.37, "delivery_reward": 1 / 3, "soup_pickup_reward": 0.7},
+    "a kitchen of one's own": {**PANTRY, "grid": "XPSX\nO12D\nXXXX", "max_steps": 60, "cook_time": 1},
+}
 CASES = [("tag_gridworld", name, 6, 300) for name in GRIDWORLDS]
+CASES += [("overcooked", name, 6, 200) for name in KITCHENS]
 CASES += [("tag_continuous", name, 6, 200) for name in CONTINUOUS]
 CASES += [
     ("tag_continuous", "defaults", 2, 60),
     ("tag_continuous", "version 0", 2, 120),
     pytest.param("tag_continuous", "ten thousand agents", 1, 1, marks=pytest.mark.exhaustive),
 ]
-ORACLES = {"tag_gridworld": tag_gridworld, "tag_continuous": tag_continuous}
-CONFIGS = {"tag_gridworld": GRIDWORLDS, "tag_continuous": {**CONTINUOUS, **LARGE}}
+ORACLES = {"tag_gridworld": tag_gridworld, "tag_continuous": tag_continuous, "overcooked": overcooked}
+CONFIGS = {"tag_gridworld": GRIDWORLDS, "tag_continuous": {**CONTINUOUS, **LARGE}, "overcooked": KITCHENS}
 
 
 def poisoned(env: VecEnv) -> StepBuffers:
@@ -75,6 +83,8 @@ def oracle_of(name: str, config: dict, device: str):
     """
     if name == "tag_gridworld":
         return tag_gridworld.TagGridworldOracle(**config)
+    if name == "overcooked":
+        return overcooked.OvercookedOracle(**config)
     program = FunctionManager(device).compile(
         SINCOS, kernels=[signature("map_sincos", "const float* x, float* s, float* c, i64 n")]
     )

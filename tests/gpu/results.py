@@ -54,6 +54,7 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "simple_tag": ("simple_tag", {}),
     "simple_adversary": ("simple_adversary", {}),
     "simple_spread": ("simple_spread", {}),
+    "overcooked": ("overcooked", {}),
     "tag_gridworld-random_start": ("tag_gridworld", {"random_start": True}),
     "tag_gridworld": ("tag_gridworld", {}),
     "acrobot": ("acrobot", {}),

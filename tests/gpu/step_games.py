@@ -55,6 +55,8 @@ GAMES: tuple[tuple[Game, dict[str, Any]], ...] = (
     ("simple_tag", {"continuous_actions": True}),
     ("simple_adversary", {}),
     ("connect_four", {"slip": 0.3}),
+    ("overcooked", {}),
+    ("overcooked", {"grid": "XPSX\nO12D\nXXXX", "random_start_positions": True, "random_object_probability": 0.5}),
     ("cartpole", {}),
     ("mountain_car", {}),
     ("continuous_mountain_car", {}),

@@ -33,7 +33,9 @@ LONG_RUNS = [
     ("skirmish", {}, 4_000, 204),
     ("skirmish", {**BATTLE, "observed_units": 16, "max_steps": 20}, 8, 40),
     ("connect_four", {}, 65_536, 153),
+    ("overcooked", {}, 25_000, 404),
 ]
+PANTRY = {"random_start_positions": True, "random_object_probability": 0.5}
 VARIANTS = [
     ("tag_gridworld", {"num_taggers": 40, "full_observation": False, "random_start": True, "grid": 5}),
     ("tag_gridworld", {"num_taggers": 1, "grid": 1, "max_steps": 3}),
@@ -47,6 +49,8 @@ VARIANTS = [
     *(("skirmish", {"scenario": scenario}) for scenario in ("27m_vs_30m", "6h_vs_8z", "smacv2_10_units")),
     ("skirmish", {"scenario": "8m", "observed_units": 3, "attack_mode": "random", "walls_cause_death": False}),
     ("connect_four", {"num_rows": 9, "num_columns": 12, "line_length": 5, "slip": 0.3, "max_steps": 60}),
+    ("overcooked", {"layout_name": "counter_circuit_o_1order", **PANTRY, "max_steps": 40, "cook_time": 6}),
+    ("overcooked", {"grid": "XPSX\nO12D\nXXXX", **PANTRY, "max_steps": 25, "cook_time": 2}),
 ]
 
 

@@ -53,7 +53,8 @@ def test_a_game_s_page_has_all_that_is_declared(game_pages: Any, name: str) -> N
     assert all(f"`{role}_0`" in page for role, agents in GAMES[name]().roles.items() if agents)
     keys = Counter([*GAMES[name].preset, *GAMES[name].sample_efficient_preset])
     assert all(page.count(f"| `{key}` |") >= count for key, count in keys.items())
-    assert (DOCS / "results" / f"{name}.png").exists()
+    measured = f"(results/{name}.png)" in (DOCS / "results.md").read_text(encoding="utf-8")
+    assert measured == (DOCS / "results" / f"{name}.png").exists() == (f"(../results/{name}.png)" in page)
 
 
 def variants(kind: Any) -> list[Any]:
@@ -178,7 +179,7 @@ def test_the_site_builds_and_is_whole(tmp_path: Path) -> None:
     for name in GAMES:
         page = pages[site / "games" / f"{name}.html"]
         assert f"_images/{name}.png" in page  # a picture and a learning curve, which Sphinx calls cartpole1.png
-        assert f"_images/{name}1.png" in page
+        assert (f"_images/{name}1.png" in page) == (DOCS / "results" / f"{name}.png").exists()
     assert (site / "_images" / "cartpole.png").stat().st_size > 1000
 
     reference = "".join(page for path, page in pages.items() if path.parent.name == "api")

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+// Overcooked: two players cook soups of three onions. The rules are those of overcooked_ai with old_dynamics=True
+// (https://github.com/HumanCompatibleAI/overcooked_ai, MIT License, Center for Human-Compatible AI), written anew.
+// Declared in gpu_vecenv/envs/overcooked.py.
+#include "game_api.cuh"
+
+struct Scratch {};
+
+constexpr int FLOOR = 0, COUNTER = 1, POT = 2, ONIONS = 3, DISHES = 4, SERVING = 5;  // what a cell is
+constexpr int NOTHING = 0, ONION = 1, DISH = 2, SOUP = 3;                            // what lies there, or is held
+constexpr int INTERACT = 5, FULL = 3;
+TABLE int STEPS[6][2] = {{0, -1}, {0, 1}, {1, 0}, {-1, 0}, {0, 0}, {0, 0}};  // north, south, east, west
+
+// The n-th cell of floor, row by row.
+HD void place_player(State s, int i, int n) {
+    for (int k = 0; k < HEIGHT * WIDTH; ++k) {
+        if (s.terrain[k / WIDTH][k % WIDTH] != FLOOR || n-- > 0) continue;
+        s.position[i][0] = k % WIDTH;
+        s.position[i][1] = k / WIDTH;
+        return;
+    }
+}
+
+HD int draw_object(Io io, int i) {
+    if (io.rng.uniform(i, 1) >= RANDOM_OBJECT_PROBABILITY) return NOTHING;
+    float u = io.rng.uniform(i, 2);
+    return u < 0.2f ? DISH : u < 0.8f ? ONION : SOUP;
+}
+
+HD void reset(State s, Io io) {
+    FOR_AGENTS (i) {
+        s.position[i][0] = s.start[i][0];
+        s.position[i][1] = s.start[i][1];
+        s.orientation[i] = 0;
+        s.held[i] = draw_object(io, i);
+    }
+    group_sync();
+    ONCE {
+        s.sparse_return[0] = 0;
+        if (RANDOM_START_POSITIONS) {  // all pairs of different cells are equally probable
+            int first = io.rng.below(0, 0, NUM_FLOOR), second = io.rng.below(1, 0, NUM_FLOOR - 1);
+            place_player(s, 0, first);
+            place_player(s, 1, second + (second >= first));
+        }
+    }
+    FOR_RANGE (k, HEIGHT * WIDTH) {
+        int y = k / WIDTH, x = k % WIDTH;
+        bool filled = s.terrain[y][x] == POT && io.rng.uniform(k, 3) < RANDOM_OBJECT_PROBABILITY;
+        s.item[y][x] = (u8)(filled ? 1 + io.rng.below(k, 4, FULL) : 0);
+        s.cooking_tick[y][x] = 0;
+    }
+}
+
+HD int count(State s, int terrain, int item) {
+    int found = 0;
+    for (int k = 0; k < HEIGHT * WIDTH; ++k) {
+        int y = k / WIDTH, x = k % WIDTH;
+        found += s.terrain[y][x] == terrain && (item == NOTHING ? s.item[y][x] != 0 : s.item[y][x] == item);
+    }
+    return found;
+}
+
+// What player i does to the cell before it: the shaped reward. Deliveries are not among it.
+HD float interact(State s, int i, int filled_pots) {
+    int x = s.position[i][0] + STEPS[s.orientation[i]][0], y = s.position[i][1] + STEPS[s.orientation[i]][1];
+    int terrain = s.terrain[y][x], item = s.item[y][x], held = s.held[i];
+    float shaped = 0;
+    if (terrain == COUNTER && (held == NOTHING) != (item == NOTHING)) {
+        s.item[y][x] = (u8)held;
+        s.held[i] = item;
+    } else if (terrain == ONIONS && held == NOTHING) {
+        s.held[i] = ONION;
+    } else if (terrain == DISHES && held == NOTHING) {
+        if (count(s, COUNTER, DISH) == 0 && (s.held[1 - i] == DISH) < filled_pots) shaped = DISH_PICKUP_REWARD;
+        s.held[i] = DISH;
+    } else if (terrain == POT && held == ONION && item < FULL) {
+        s.item[y][x] = (u8)(item + 1);
+        s.held[i] = NOTHING;
+        shaped = PLACEMENT_IN_POT_REWARD;
+    } else if (terrain == POT && held == DISH && item == FULL && s.cooking_tick[y][x] >= COOK_TIME) {
+        s.item[y][x] = 0;
+        s.cooking_tick[y][x] = 0;
+        s.held[i] = SOUP;
+        shaped = SOUP_PICKUP_REWARD;
+    }
+    return shaped;
+}
+
+HD bool delivers(State s, int i) {
+    int x = s.position[i][0] + STEPS[s.orientation[i]][0], y = s.position[i][1] + STEPS[s.orientation[i]][1];
+    return s.held[i] == SOUP && s.terrain[y][x] == SERVING;
+}
+
+// Players turn, and move unless they would share a cell or exchange theirs.
+HD void move(State s, Io io) {
+    int x[NUM_AGENTS], y[NUM_AGENTS];
+    for (int i = 0; i < NUM_AGENTS; ++i) {
+        int action = io.action(i);
+        if (action < 4) s.orientation[i] = action;
+        x[i] = s.position[i][0] + STEPS[action][0];
+        y[i] = s.position[i][1] + STEPS[action][1];
+        if (s.terrain[y[i]][x[i]] != FLOOR) {
+            x[i] = s.position[i][0];
+            y[i] = s.position[i][1];
+        }
+    }
+    bool share = x[0] == x[1] && y[0] == y[1];
+    bool exchange =
+        x[0] == s.position[1][0] && y[0] == s.position[1][1] && x[1] == s.position[0][0] && y[1] == s.position[0][1];
+    if (share || exchange) return;
+    for (int i = 0; i < NUM_AGENTS; ++i) {
+        s.position[i][0] = x[i];
+        s.position[i][1] = y[i];
+    }
+}
+
+HD void step(State s, Io io) {
+    ONCE {
+        int deliveries = 0, filled_pots = count(s, POT, NOTHING);  // before anybody interacts
+        for (int i = 0; i < NUM_AGENTS; ++i) {                     // the first player before the second
+            if (io.action(i) != INTERACT) continue;
+            if (delivers(s, i)) {
+                s.held[i] = NOTHING;
+                ++deliveries;
+            } else {
+                io.rewards[i] = s.shaping_weight[0] * interact(s, i, filled_pots);
+            }
+        }
+        move(s, io);
+        float sparse = (float)deliveries * DELIVERY_REWARD;
+        for (int i = 0; i < NUM_AGENTS; ++i) io.rewards[i] = sparse + io.rewards[i];
+        s.sparse_return[0] += sparse;
+    }
+    group_sync();
+    FOR_RANGE (k, HEIGHT * WIDTH) {
+        int y = k / WIDTH, x = k % WIDTH;
+        bool cooks = s.terrain[y][x] == POT && s.item[y][x] == FULL && s.cooking_tick[y][x] < COOK_TIME;
+        if (cooks) s.cooking_tick[y][x] = (u8)(s.cooking_tick[y][x] + 1);
+    }
+    FOR_AGENTS (i) io.truncations[i] = io.elapsed_steps >= MAX_STEPS;
+}
+
+HD bool stands(State s, int i, int y, int x) { return s.position[i][0] == x && s.position[i][1] == y; }
+
+// A channel of the lossless state encoding at one cell, as player i sees it.
+HD int feature(State s, Io io, int i, int y, int x, int channel) {
+    if (channel < 10) {  // where each player stands, the observer first, then the same for each orientation
+        int place = channel < 2 ? channel : (channel - 2) / 4, player = place == 0 ? i : 1 - i;
+        return stands(s, player, y, x) && (channel < 2 || s.orientation[player] == (channel - 2) % 4);
+    }
+    int terrain = s.terrain[y][x];
+    switch (channel) {
+        case 10:
+            return terrain == POT;
+        case 11:
+            return terrain == COUNTER;
+        case 12:
+            return terrain == ONIONS;
+        case 14:
+            return terrain == DISHES;
+        case 15:
+            return terrain == SERVING;
+        case 25:
+            return MAX_STEPS - io.elapsed_steps < 40;
+    }
+    int item = s.item[y][x], tick = s.cooking_tick[y][x];
+    if (terrain == POT) {
+        bool full = item == FULL;
+        switch (channel) {
+            case 16:
+                return full ? 0 : item;
+            case 18:
+                return full ? FULL : 0;
+            case 20:
+                return full ? COOK_TIME - tick : 0;
+            case 21:
+                return full && tick >= COOK_TIME;
+        }
+        return 0;
+    }
+    for (int j = 0; j < NUM_AGENTS; ++j)
+        if (stands(s, j, y, x)) item = s.held[j];
+    switch (channel) {
+        case 18:
+            return item == SOUP ? FULL : 0;
+        case 21:
+            return item == SOUP;
+        case 22:
+            return item == DISH;
+        case 23:
+            return item == ONION;
+    }
+    return 0;  // of tomatoes
+}
+
+HD void observe(State s, Io io) {
+    FOR_OBS (i, k) {
+        int cell = k / NUM_CHANNELS;
+        io.obs[i][k] = (float)feature(s, io, i, cell / WIDTH, cell % WIDTH, k % NUM_CHANNELS);
+    }
+}
