@@ -54,12 +54,15 @@ class Overcooked(Env):
     preset = MappingProxyType(
         {
             "network": "cnn",
-            "num_envs": 64,
-            "total_steps": 10_000_000,
-            "num_steps": 256,
-            "num_minibatches": 16,
-            "learning_rate": 5e-4,
-            "entropy_coefficient": 0.01,
+            "num_envs": 32,
+            "total_steps": 5_000_000,
+            "num_steps": 128,
+            "activation": "relu",
+            "learning_rate": 6e-4,
+            "gae_lambda": 0.98,
+            "clip": 0.05,
+            "entropy_coefficient": 0.1,
+            "max_grad_norm": 0.1,
         }
     )
     reference_arguments = MappingProxyType({**Env.reference_arguments, "horizon": "max_steps"})
