@@ -1,4 +1,4 @@
-"""``--curriculum`` of ``gpu-vecenv train``: a curriculum from a Python file, or from JSON."""
+"""``--schedules`` of ``gpu-vecenv train``: a curriculum from a Python file, or from JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EXAMPLE = '{"config": {"clip": [[0, 0.2], [1, 0.1]]}}'
 
 
 def curriculum_of(text: str | None) -> Curriculum | None:
-    """The curriculum that ``--curriculum`` names.
+    """The curriculum that ``--schedules`` names.
 
     Args:
         text: ``module:name`` or ``file.py:name`` of a ``Curriculum``, or of a function without arguments that returns
@@ -27,22 +27,22 @@ def curriculum_of(text: str | None) -> Curriculum | None:
         return None
     if _is_json(text):
         return _of_json(text)
-    found = imported("curriculum", text)
+    found = imported("schedules", text)
     if not isinstance(found, Curriculum) and callable(found):
         try:
             found = found()
         except Exception as error:  # a function of the user's may raise anything
-            raise ConfigError(f"curriculum is {text!r}: {type(error).__name__}: {error}") from error
+            raise ConfigError(f"schedules is {text!r}: {type(error).__name__}: {error}") from error
     if not isinstance(found, Curriculum):
         raise ConfigError(
-            f"curriculum is {text!r}, which gives a {type(found).__name__}; expected a Curriculum, or a function "
+            f"schedules is {text!r}, which gives a {type(found).__name__}; expected a Curriculum, or a function "
             "without arguments that returns one"
         )
     return found
 
 
 def stored_curriculum(text: str | None) -> str | None:
-    """``--curriculum`` as settings have it: files with their whole path."""
+    """``--schedules`` as settings have it: files with their whole path."""
     return text if text is None or _is_json(text) else absolute(text)
 
 
@@ -54,11 +54,11 @@ def _of_json(text: str) -> Curriculum:
     try:
         given = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ConfigError(f"curriculum is {text!r}; expected JSON like {EXAMPLE}: {error}") from None
+        raise ConfigError(f"schedules is {text!r}; expected JSON like {EXAMPLE}: {error}") from None
     if unknown := set(given) - set(KINDS):
-        raise ConfigError(f"curriculum has {sorted(unknown)}; expected some of {', '.join(KINDS)}")
+        raise ConfigError(f"schedules has {sorted(unknown)}; expected some of {', '.join(KINDS)}")
     if not all(isinstance(targets, dict) for targets in given.values()):
-        raise ConfigError(f"curriculum is {text!r}; expected JSON like {EXAMPLE}")
+        raise ConfigError(f"schedules is {text!r}; expected JSON like {EXAMPLE}")
     schedules: dict[str, Any] = {
         kind: {name: PiecewiseLinear(points) for name, points in targets.items()} for kind, targets in given.items()
     }

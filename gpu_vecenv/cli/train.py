@@ -84,7 +84,7 @@ class Train(DeviceOptions, Generic[GameT, ConfigT]):
     policies: str = "{}"  # hyper-parameters of single policies, as JSON: {"tagger": {"learning_rate": 0.001}}
     frozen: tuple[str, ...] = ()  # roles that are not trained, with the run or checkpoint they use: tagger=runs/old
     reward: str | None = None  # a function that gives the rewards in place of the game: module:name or file.py:name
-    curriculum: str | None = None  # a Curriculum, or a function that makes one: module:name, file.py:name, or JSON
+    schedules: str | None = None  # a Curriculum, or a function that makes one: module:name, file.py:name, or JSON
     graphs: bool = True  # use CUDA graphs
     run: RunConfig = field(default_factory=RunConfig)
     opposition: OpponentOptions = field(default_factory=OpponentOptions)
@@ -136,14 +136,14 @@ class Train(DeviceOptions, Generic[GameT, ConfigT]):
             reward = None if self.reward is None else imported("reward", self.reward)
             how: dict[str, Any] = {"reward": reward, "graphs": self.graphs, "policies": specs}
             how["opponents"] = self.opposition.config(game)
-            how["curriculum"] = curriculum_of(self.curriculum)
+            how["curriculum"] = curriculum_of(self.schedules)
             with errors_name_options():
                 trainers = [Trainer(make_env(), self.learner, seed=seed, **how) for seed in seeds]
             make_selection(trainers[0], self.run)  # raises for wrong names before anything is written
             folder = self.out or _new_folder(game.name())
             settings = {"format": RUN_FORMAT, "game": game.name(), "device": self.device, "graphs": self.graphs}
             settings["reward"] = None if self.reward is None else absolute(self.reward)
-            settings["curriculum"] = stored_curriculum(self.curriculum)
+            settings["curriculum"] = stored_curriculum(self.schedules)
             settings["opponents"] = self.opposition.settings()
             scripts = tuple(script.text for script in parsed_scripts(self.run.eval_scripts))
             settings["run"] = dataclasses.asdict(dataclasses.replace(self.run, eval_scripts=scripts))
@@ -266,7 +266,7 @@ class Resume(DeviceOptions):
     resume: Path  # folder of the run
     total_steps: int | None = param(None, low=1)  # a new end of the run; the schedules change from here on
     reward: str | None = None  # where its reward function is now; default: where it was
-    curriculum: str | None = None  # where its curriculum is now; default: where it was
+    schedules: str | None = None  # where its curriculum is now; default: where it was
     device: str | None = None  # cpu, cuda or cuda:1; default: the run's
 
     def __post_init__(self) -> None:
@@ -321,7 +321,7 @@ class Resume(DeviceOptions):
         reward = None if source is None else imported("reward", source)
         how = {"seed": manifest["seed"], "reward": reward, "graphs": settings["graphs"]}
         how["opponents"] = OpponentOptions.of_settings(settings["opponents"]).config(env.game)
-        how["curriculum"] = curriculum_of(settings["curriculum"] if self.curriculum is None else self.curriculum)
+        how["curriculum"] = curriculum_of(settings["curriculum"] if self.schedules is None else self.schedules)
         with errors_name_options():
             return Trainer(env, dataclasses.replace(own, **changes), policies=specs, **how)
 

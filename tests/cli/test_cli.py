@@ -205,7 +205,7 @@ def test_help_of_what_takes_a_run_mentions_every_field(verb, command):
         output,
     )
     assert re.search(rf"usage: gpu-vecenv {verb} .* RUN", output)
-    purposes = {"evaluate": "other policies for some roles", "plot": "columns of metrics.csv"}
+    purposes = {"evaluate": "others for some roles or agents", "plot": "columns of metrics.csv"}
     purposes |= {"export": "a folder with a model card", "exploit": "of which the best one counts"}
     purposes |= {"crossplay": "roles or agents that the row plays"}
     assert purposes[verb] in output

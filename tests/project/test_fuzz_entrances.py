@@ -210,7 +210,7 @@ def entrances(tmp_path_factory):
             gpu_vecenv.load_policy,
             {
                 "run": (checkpoint, set()), "game": (None, NONE), "networks": (None, NONE | {"{}"}),
-                "best": (False, set()), "device": ("cpu", NONE),
+                "best": (False, set()), "device": ("cpu", NONE), "member": (None, NONE),
             },
         ),
         "GamePolicy": (

@@ -11,7 +11,7 @@ import pytest
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 TEXT = (DOCS / "results.md").read_text(encoding="utf-8")
-PLACES = {"h200.json": "H200", "cpu.json": "CPU"}
+PLACES = {"h200.json": "H200", "cpu.json": "CPU", "sample_efficient.json": "CPU"}
 
 
 def results(file: str) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def learning_rows(file: str) -> Iterator[str]:
     for row in results(file)["rows"]:
         games.setdefault(re.sub(r"-seed\d+$", "", row["run"]), []).append(row)
     for game, rows in games.items():
-        seconds, steps = statistics.median(row["seconds"] for row in rows), rows[0]["env_steps"] / 1e6
+        seconds, steps = statistics.median(row["seconds"] for row in rows), rows[0]["env_steps"]
         for name in (key for key in rows[0]["random"] if key.startswith("return_")):
             kinds = [spread([row[kind][name] for row in rows]) for kind in ("sampled", "greedy")]
             chance = f"{rows[0]['random'][name]:.1f}"
@@ -38,7 +38,7 @@ def learning_rows(file: str) -> Iterator[str]:
                 name.removeprefix("return_"),
                 PLACES[file],
                 f"{len(rows)}",
-                f"{steps:.1f} M",
+                f"{steps / 1e6:.1f} M" if steps >= 500_000 else f"{steps:,}",
                 f"{seconds:.0f} s",
             )
             yield f"| {' | '.join((*cells, chance, *kinds))} |"

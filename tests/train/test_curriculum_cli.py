@@ -1,4 +1,4 @@
-"""``gpu-vecenv train --curriculum``: from files and JSON, refusals, and resumes."""
+"""``gpu-vecenv train --schedules``: from files and JSON, refusals, and resumes."""
 
 import csv
 import json
@@ -66,7 +66,7 @@ def train(command, device):
 @pytest.mark.parametrize("given", ["curriculum", "ready", "json"])
 def test_a_run_with_a_curriculum_resumes_bit_by_bit(given, train, command, source, tmp_path):
     text = json.dumps({"config": LINES}) if given == "json" else f"{source}:{given}"
-    code, _, errors = train("--curriculum", text, "--out", "whole")
+    code, _, errors = train("--schedules", text, "--out", "whole")
     assert (code, errors) == (0, [])
     rows = table(tmp_path / "whole")
     clips = [float(row["curriculum_clip_tagger"]) for row in rows]
@@ -88,33 +88,33 @@ def test_a_run_with_a_curriculum_resumes_bit_by_bit(given, train, command, sourc
 
 
 def test_a_curriculum_that_has_moved_is_named_again(train, command, source, tmp_path):
-    assert train("--curriculum", f"{source}:ready", "--out", "run")[0] == 0
+    assert train("--schedules", f"{source}:ready", "--out", "run")[0] == 0
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / source).rename(tmp_path / "elsewhere" / source)
     sys.modules.pop(source.removesuffix(".py"))
     go_on = ["train", "--resume", tmp_path / "run", "--total-steps", "576"]
     code, _, errors = command(*go_on)
-    assert code == 2 and re.search(rf"curriculum is '.*{source}:ready': there is no file", " ".join(errors))
-    code, _, errors = command(*go_on, "--curriculum", f"elsewhere/{source}:other")
+    assert code == 2 and re.search(rf"schedules is '.*{source}:ready': there is no file", " ".join(errors))
+    code, _, errors = command(*go_on, "--schedules", f"elsewhere/{source}:other")
     assert code == 2 and re.search("its curriculum.* this trainer's", " ".join(errors))
-    assert command(*go_on, "--curriculum", f"elsewhere/{source}:ready")[0] == 0
+    assert command(*go_on, "--schedules", f"elsewhere/{source}:ready")[0] == 0
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("x", "curriculum is 'x'; expected module:name or file.py:name"),
+        ("x", "schedules is 'x'; expected module:name or file.py:name"),
         ("FILE:number", "gives a int; expected a Curriculum, or a function"),
         ("FILE:fails", "RuntimeError: no idea"),
         ("FILE:gives_none", "gives a NoneType"),
         ("{", "expected JSON like"),
         ('{"config": 3}', "expected JSON like"),
-        ('{"levels": {}}', r"curriculum has \['levels'\]; expected some of shared, initial_states, randomize, config"),
+        ('{"levels": {}}', r"schedules has \['levels'\]; expected some of shared, initial_states, randomize, config"),
         ('{"config": {"clip": [[1, 0.1], [0, 0.2]]}}', "x ascending"),
         ('{"config": {"num_steps": [[0, 1]]}}', "config has 'num_steps'"),
     ],
 )
 def test_what_is_no_curriculum_is_refused_before_anything_is_written(text, message, train, source, tmp_path):
-    code, _, errors = train("--curriculum", text.replace("FILE", source), "--out", "run")
+    code, _, errors = train("--schedules", text.replace("FILE", source), "--out", "run")
     assert code == 2 and re.search(message, " ".join(errors)), errors
     assert not (tmp_path / "run").exists()

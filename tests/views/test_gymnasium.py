@@ -166,7 +166,7 @@ def test_gymnasium_vectorises_the_single_env_too():
 
 
 class OnlyAllowed(gymnasium.ActionWrapper, RecordConstructorArgs):
-    """The action that does nothing in place of forbidden choices, of which Gymnasium's checker knows nothing."""
+    """The first choice that is allowed in place of forbidden ones, of which Gymnasium's checker knows nothing."""
 
     def __init__(self, env):
         RecordConstructorArgs.__init__(self)
@@ -174,7 +174,7 @@ class OnlyAllowed(gymnasium.ActionWrapper, RecordConstructorArgs):
 
     def action(self, action):
         masks = self.env.action_masks().reshape(len(action), -1)
-        return np.where(masks[np.arange(len(action)), action], action, self.env.game.noop)
+        return np.where(masks[np.arange(len(action)), action], action, masks.argmax(1))
 
 
 @pytest.mark.parametrize("env_id", ALL_IDS)
