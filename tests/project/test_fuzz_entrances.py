@@ -500,6 +500,8 @@ TEXTS = {
     "config": [["{"], ["[]"], ['{"nonsuch": 1}'], ["nonsuch"]],
     "device": [["tpu"], [""], ["cuda:99"]],
     "driver": [["nonsuch"], [""]],
+    "eval_opponents": [["nonsuch"]],
+    "eval_scripts": [["nonsuch"], ["tagger=nowhere.py:f"], ["nonsuch=math:pi"]],
     "folder": [["file"], ["file/out"]],
     "frozen": [["tagger"], ["tagger=nowhere"], ["nonsuch=run"]],
     "game": [["nowhere.py"], ["nonsuch"]],
@@ -515,6 +517,7 @@ TEXTS = {
     "resume": [["nowhere"], ["file"]],
     "roles": [["nonsuch"], ["tagger", "tagger"]],
     "reward": [["nonsuch"], ["nowhere:f"], ["nowhere.py:f"], ["math:nonsuch"], ["math:pi"], [""]],
+    "schedules": [["nonsuch"], ["nowhere:f"], ["nowhere.py:f"], ["math:pi"], ["{"], ['{"nonsuch": {}}'], [""]],
     "title": [],  # any text
     "wandb": [],  # any text, where it is installed
 }

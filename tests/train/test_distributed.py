@@ -37,7 +37,13 @@ KEPT = f"--checkpoint-seconds 0 --digests --episodes 4 --total-steps {ITERATIONS
 KEPT += "--best-episodes 5 --best-interval 0".split()
 TRAIN = [*GRID, *LEARNING, *KEPT]
 ONE_STEP = PPOConfig(
-    num_steps=8, num_epochs=1, num_minibatches=1, hidden_sizes=(16,), max_grad_norm=1e9, normalize_advantages=False
+    num_steps=8,
+    num_epochs=1,
+    num_minibatches=1,
+    hidden_sizes=(16,),
+    max_grad_norm=1e9,
+    normalize_advantages=False,
+    staggered_starts=False,
 )
 
 
@@ -221,11 +227,10 @@ def test_shaped_rewards_are_those_of_all_processes(tmp_path):
     reward = "import os\n\ndef by_rank(t):\n    return 0 * t.rewards + 2 * int(os.environ['RANK'])\n"
     (tmp_path / "own_reward.py").write_text(reward)
     options = ["--reward", tmp_path / "own_reward.py:by_rank", "--total-steps", 32, "--episodes", 4]
+    options += ["--no-staggered-starts"]  # all environments count alike, as no episode ends in four steps
     with launched(tmp_path, "-m", "gpu_vecenv.cli", *GRID, *options, "--out", tmp_path / "run") as running:
         assert running.wait(DEADLINE) == 0
-    assert [float(row["shaped_reward_runner"]) for row in rows(tmp_path / "run")] == [
-        1
-    ]  # no episode ends in four steps
+    assert [float(row["shaped_reward_runner"]) for row in rows(tmp_path / "run")] == [1]
 
 
 def test_a_run_of_two_processes_is_evaluated_by_one(alone, capsys):
@@ -313,8 +318,8 @@ def test_a_signal_to_the_launcher_makes_the_ranks_save_and_leave(tmp_path):
         until(running, lambda: (run / "metrics.csv").exists() and len(rows(run)) > 1)
         running.send_signal(signal.SIGTERM)
         assert running.wait(DEADLINE) != 0
-    (iteration,) = folder.iterations()
-    assert iteration == folder.newest() == len(rows(run)) > 1
+    first, iteration = folder.iterations()
+    assert first == 0 and iteration == folder.newest() == len(rows(run)) > 1
     output = (tmp_path / "output.txt").read_text()
     assert re.search(rf"(SIGTERM|another process): saved .*iteration-{iteration:08d}", output), output
     assert f"resume with: gpu-vecenv train --resume {run}" in output
