@@ -26,12 +26,12 @@ from gpu_vecenv.train.crossplay import (
     CrossPlay,
     Entry,
     SelfAndCrossPlay,
+    actors_of_side,
     check_ratings,
     crossplay,
     ratings,
     sides_of,
 )
-from gpu_vecenv.train.crossplay import actors_of as actors_of_side
 from gpu_vecenv.train.evaluation import RolePolicy
 from gpu_vecenv.train.game_policy import GamePolicy, populations_of_run, run_and_member
 from gpu_vecenv.train.opponents_config import RANDOM

@@ -133,7 +133,7 @@ def crossplay(
     sides = sides_of(game, roles)
     actors = {name: _actors(env, name, entry) for name, entry in policies.items()}
     first, second = (
-        {name: own for name, all_own in actors.items() if (own := actors_of(game, all_own, side)) is not None}
+        {name: own for name, all_own in actors.items() if (own := actors_of_side(game, all_own, side)) is not None}
         for side in sides
     )
     if unused := [name for name in actors if name not in first and name not in second]:
@@ -201,7 +201,7 @@ def sides_of(game: Env, roles: Sequence[str] = ()) -> tuple[tuple[str, ...], tup
     return own, tuple(others)
 
 
-def actors_of(game: Env, actors: Mapping[str, RolePolicy], names: Sequence[str]) -> dict[str, RolePolicy] | None:
+def actors_of_side(game: Env, actors: Mapping[str, RolePolicy], names: Sequence[str]) -> dict[str, RolePolicy] | None:
     """Actors of the agents that ``names`` stand for, and of no others; None if some have none."""
     wanted, found = set(agents_of(game, names)), dict[str, RolePolicy]()
     for name, actor in actors.items():

@@ -1,14 +1,13 @@
 """tests/gpu/connect_four_goals.py: parts train and play as one run does, and goals tell the worst seed."""
 
-import importlib.util
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from support.scripts import imported_script
 
 SCRIPT = Path(__file__).parents[1] / "gpu" / "connect_four_goals.py"
 SMALL = '{"num_envs": 8, "total_steps": 256, "num_steps": 16, "num_minibatches": 2, "hidden_sizes": [8]}'
@@ -16,15 +15,8 @@ SMALL = '{"num_envs": 8, "total_steps": 256, "num_steps": 16, "num_minibatches":
 
 @pytest.fixture(scope="module")
 def goals() -> Iterator[ModuleType]:
-    spec = importlib.util.spec_from_file_location("connect_four_goals", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    path = list(sys.path)
-    module = sys.modules["connect_four_goals"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module
-    sys.path[:] = path
-    for name in ("connect_four_goals", "connect_four_search", "tag_goals", "tag_baselines"):
-        sys.modules.pop(name, None)
+    with imported_script(SCRIPT, "connect_four_search", "tag_goals", "tag_baselines") as module:
+        yield module
 
 
 def options(goals: ModuleType, device: str, **changes: Any) -> Any:

@@ -1,7 +1,5 @@
 """examples/connect_four_search.py: values are those of a plain recursion, tactics are seen, matches count right."""
 
-import importlib.util
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -10,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from oracles import connect_four as oracle
+from support.scripts import imported_script
 
 import gpu_vecenv
 
@@ -18,12 +17,8 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "connect_four_search.py"
 
 @pytest.fixture(scope="module")
 def example() -> Iterator[ModuleType]:
-    spec = importlib.util.spec_from_file_location("connect_four_search", EXAMPLE)
-    assert spec is not None and spec.loader is not None
-    module = sys.modules["connect_four_search"] = importlib.util.module_from_spec(spec)  # its dataclasses look there
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["connect_four_search"]
+    with imported_script(EXAMPLE) as module:
+        yield module
 
 
 def planes(*rows: str) -> torch.Tensor:

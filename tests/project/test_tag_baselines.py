@@ -1,8 +1,6 @@
 """The scripted policies of examples/tag_baselines.py: moves on the grid, and results against random play."""
 
-import importlib.util
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -10,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.scripts import imported_script
 
 from gpu_vecenv import VecEnv, configure
 
@@ -19,12 +18,8 @@ STAY, COLUMN_UP, COLUMN_DOWN, ROW_UP, ROW_DOWN = range(5)
 
 @pytest.fixture(scope="module")
 def example() -> Iterator[ModuleType]:
-    spec = importlib.util.spec_from_file_location("tag_baselines", EXAMPLE)
-    assert spec is not None and spec.loader is not None
-    module = sys.modules["tag_baselines"] = importlib.util.module_from_spec(spec)  # its dataclasses look there
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["tag_baselines"]
+    with imported_script(EXAMPLE) as module:
+        yield module
 
 
 def grid(device: str, cells: list[list[int]], **config: Any) -> tuple[VecEnv, torch.Tensor]:

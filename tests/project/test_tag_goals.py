@@ -1,14 +1,13 @@
 """tests/gpu/tag_goals.py: parts train as one run does, every pairing is played, and goals tell the worst seed."""
 
-import importlib.util
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from support.scripts import imported_script
 
 from gpu_vecenv import load_policy
 from gpu_vecenv.envs.registry import configure
@@ -20,15 +19,8 @@ SMALL = '{"num_envs": 8, "total_steps": 512, "num_steps": 16, "num_minibatches":
 
 @pytest.fixture(scope="module")
 def goals() -> Iterator[ModuleType]:
-    spec = importlib.util.spec_from_file_location("tag_goals", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    path = list(sys.path)
-    module = sys.modules["tag_goals"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module
-    sys.path[:] = path
-    for name in ("tag_goals", "tag_baselines"):
-        sys.modules.pop(name, None)
+    with imported_script(SCRIPT, "tag_baselines") as module:
+        yield module
 
 
 def options(goals: ModuleType, device: str, **changes: Any) -> Any:

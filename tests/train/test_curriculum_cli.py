@@ -3,10 +3,10 @@
 import csv
 import json
 import re
-import shutil
 import sys
 
 import pytest
+from support.runs import cut_run
 
 from gpu_vecenv.train.plots import METRICS_FILE
 
@@ -71,11 +71,7 @@ def test_a_run_with_a_curriculum_resumes_bit_by_bit(given, train, command, sourc
     rows = table(tmp_path / "whole")
     clips = [float(row["curriculum_clip_tagger"]) for row in rows]
     assert clips == pytest.approx([max(0.3 - 0.4 * k / ITERATIONS, 0.1) for k in range(ITERATIONS)])
-    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
-    for path in (tmp_path / "cut" / "checkpoints").iterdir():
-        if (found := re.search(r"iteration-(\d+)", path.name)) and int(found[1]) > 3:
-            path.unlink()
-    (tmp_path / "cut" / "evaluation.json").unlink()
+    cut_run(tmp_path / "whole", tmp_path / "cut", 3)
     (tmp_path / "elsewhere").mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path / "elsewhere")

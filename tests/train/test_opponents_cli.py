@@ -2,10 +2,10 @@
 
 import csv
 import json
-import re
 import shutil
 
 import pytest
+from support.runs import cut_run
 
 from gpu_vecenv.train.plots import METRICS_FILE
 
@@ -71,11 +71,7 @@ def test_a_run_against_all_kinds_of_opponents_resumes_bit_by_bit(train, command,
     played = {name for name in names if sum(float(row[f"games_{name}"]) for row in rows)}
     assert len(played) > 6 and f"tagger_against_runner={script}:east" in played
     # Resumed from the middle, from another folder, after the other run has trained on.
-    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
-    for path in (tmp_path / "cut" / "checkpoints").iterdir():
-        if (found := re.search(r"iteration-(\d+)", path.name)) and int(found[1]) > 5:
-            path.unlink()
-    (tmp_path / "cut" / "evaluation.json").unlink()
+    cut_run(tmp_path / "whole", tmp_path / "cut", 5)
     assert command("train", "--resume", "old", "--total-steps", 4 * STEPS)[0] == 0
     (tmp_path / "elsewhere").mkdir()
     with pytest.MonkeyPatch.context() as patch:
