@@ -150,13 +150,8 @@ if __name__ == "__main__":
     if "RANK" in os.environ:
         measure(Path(sys.argv[1]))
     else:
-        root = str(Path(__file__).resolve().parents[2])  # the package, without which torchrun's processes would be
-        path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+        root = str(Path(__file__).resolve().parents[2])  # the package, which torchrun's processes import
+        paths = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
         two = ["--standalone", "--nproc-per-node=2", __file__, sys.argv[1]]
-        sys.exit(
-            subprocess.run(
-                [sys.executable, "-m", "torch.distributed.run", *two],
-                env={**os.environ, "PYTHONPATH": path},
-                check=False,
-            ).returncode
-        )
+        command = [sys.executable, "-m", "torch.distributed.run", *two]
+        sys.exit(subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, check=False).returncode)

@@ -193,7 +193,7 @@ def test_no_process_replays_a_graph_that_another_could_not_capture(stream):
     work, parts = Work("cuda"), Work("cuda")
     repeated = GraphedCallable(work, "the work", GraphPool(), parts, OtherFails(0, 2))
     repeated()
-    with pytest.warns(RuntimeWarning, match="the work cannot be captured .* runs in parts: it cannot be in another"):
+    with pytest.warns(UserWarning, match="the work cannot be captured .* runs in parts: it cannot be in another"):
         repeated()
     repeated()
     assert repeated.graph is None and work.calls == 2 and work.x.equal(done(1, "cuda"))
