@@ -226,7 +226,7 @@ def test_final_observations_can_be_written_elsewhere(device):
     ended = 0
     for _ in range(40):
         actions = env.sample_actions()
-        elsewhere = torch.full((64, 2, *env.game.layout.obs_shape), -1.0, device=env.device)
+        elsewhere = torch.full((64, 2, *env.game.obs_shape), -1.0, device=env.device)
         *_, info = env.step(actions, out=env.step_buffers().with_final_obs(elsewhere))
         *_, expected = twin.step(actions)
         rows = expected["_final_obs"]
