@@ -221,12 +221,11 @@ def test_wrong_declarations(attributes, message):
 
 def test_final_observations_can_be_written_elsewhere(device):
     env, twin = (gpu_vecenv.make("connect_four", 64, device, autoreset_mode="same_step") for _ in range(2))
-    env.reset(seed=3)
+    obs, _ = env.reset(seed=3)
     twin.reset(seed=3)
     ended = 0
     for _ in range(40):
-        actions = env.sample_actions()
-        elsewhere = torch.full((64, 2, *env.game.obs_shape), -1.0, device=env.device)
+        actions, elsewhere = env.sample_actions(), torch.full_like(obs, -1.0)
         *_, info = env.step(actions, out=env.step_buffers().with_final_obs(elsewhere))
         *_, expected = twin.step(actions)
         rows = expected["_final_obs"]
