@@ -97,6 +97,11 @@ def is_torchelastic_launched() -> bool:
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
+def num_processes() -> int:
+    """How many processes ``torchrun`` started; 1 without it."""
+    return int(os.environ["WORLD_SIZE"]) if is_torchelastic_launched() else 1
+
+
 @contextmanager
 def process_group(device: str | None) -> Iterator[tuple[World, str | None]]:
     """Initialise torch.distributed if ``torchrun`` started this process.
