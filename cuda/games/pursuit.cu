@@ -59,8 +59,7 @@ HD int free_cells(State s, Io io, Window w) {
     for (int y = 0; y < Y_SIZE; ++y) {
         int& in_row = io.scratch->free_in_row[y] = 0;
         for (int x = 0; x < X_SIZE; ++x) {
-            bool is_free =
-                s.wall[y][x] == 0 && x >= w.first_x && x < w.end_x && y >= w.first_y && y < w.end_y;
+            bool is_free = s.wall[y][x] == 0 && x >= w.first_x && x < w.end_x && y >= w.first_y && y < w.end_y;
             io.scratch->free[y][x] = is_free;
             in_row += is_free;
         }
@@ -77,8 +76,8 @@ HD Cell nth_free(Io io, int n) {
     return {x, y};
 }
 
-// Places the pursuers, or the evaders, one after the other, none on or beside one of its own kind. Where no cell is left
-// all of the window is free again; a window without a floor becomes the whole map.
+// Places the pursuers, or the evaders, one after the other, none on or beside one of its own kind. Where no cell is
+// left all of the window is free again; a window without a floor becomes the whole map.
 HD void place(State s, Io io, Window w, bool are_pursuers) {
     int total = 0;
     for (int j = 0; j < (are_pursuers ? NUM_PURSUERS : NUM_EVADERS); ++j) {
@@ -154,8 +153,8 @@ HD void move_pursuers(State s, Io io) {
 HD void catch_evaders(State s, Io io) {
     // After the moves of the pursuers before it pursuer i is where it was, after its own and the others' where it is.
     FOR_AGENTS (i)
-        io.scratch->tags[i] = i * evaders_beside(io, io.scratch->before[i]) +
-                              (NUM_PURSUERS - i) * evaders_beside(io, pursuer(s, i));
+        io.scratch->tags[i] =
+            i * evaders_beside(io, io.scratch->before[i]) + (NUM_PURSUERS - i) * evaders_beside(io, pursuer(s, i));
     FOR_RANGE (e, NUM_EVADERS) io.scratch->caught[e] = !s.caught[e] && is_caught(s, io, evader(s, e));
     group_sync();
     FOR_AGENTS (i) io.scratch->catches[i] = catches(s, io, i);
@@ -204,6 +203,7 @@ HD void observe(State s, Io io) {
         if (channel == 0)
             io.obs[i][k] = !is_seen || s.wall[c.y][c.x];
         else
-            io.obs[i][k] = !is_seen ? 0.0f : (float)(channel == 1 ? io.scratch->pursuers : io.scratch->evaders)[c.y][c.x];
+            io.obs[i][k] =
+                !is_seen ? 0.0f : (float)(channel == 1 ? io.scratch->pursuers : io.scratch->evaders)[c.y][c.x];
     }
 }

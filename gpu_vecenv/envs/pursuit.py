@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -94,7 +95,11 @@ class Pursuit(Env):
         for x, y in evaders:
             shapes += [Circle(x, y, 0.27, blend(BLUE, BLACK, 0.3)), Circle(x, y, 0.22, BLUE)]
         for i, (x, y) in enumerate(pursuers):
-            shapes += [Circle(x, y, 0.4, blend(RED, BLACK, 0.35)), Circle(x, y, 0.34, RED, i), Circle(x, y, 0.13, WHITE)]
+            shapes += [
+                Circle(x, y, 0.4, blend(RED, BLACK, 0.35)),
+                Circle(x, y, 0.34, RED, i),
+                Circle(x, y, 0.13, WHITE),
+            ]
         # A tally below the map: evaders that are left, then those that were caught.
         pitch = width / max(self.num_evaders, width)
         for k in range(self.num_evaders):
@@ -110,7 +115,7 @@ def _runs(shades: np.ndarray[Any, Any]) -> Iterator[tuple[int, int, int]]:
     """Row, first column and end of each run of equal shades."""
     for row, line in enumerate(shades):
         edges = [0, *(np.flatnonzero(np.diff(line)) + 1).tolist(), len(line)]
-        yield from ((row, start, end) for start, end in zip(edges, edges[1:], strict=False))
+        yield from ((row, start, end) for start, end in itertools.pairwise(edges))
 
 
 def _spread(positions: np.ndarray[Any, Any], height: int) -> list[tuple[float, float]]:

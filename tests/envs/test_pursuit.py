@@ -68,7 +68,9 @@ class Reference:
         pursuers, evaders = ([layer.get_position(i).tolist() for i in range(layer.n_agents())] for layer in layers)
         caught = self.field("caught")
         np.testing.assert_array_equal(self.field("pursuer_position"), pursuers, what)
-        np.testing.assert_array_equal(self.field("evader_position")[~caught].reshape(-1, 2), np.reshape(evaders, (-1, 2)))
+        np.testing.assert_array_equal(
+            self.field("evader_position")[~caught].reshape(-1, 2), np.reshape(evaders, (-1, 2))
+        )
         np.testing.assert_array_equal(caught, self.inner.evaders_gone, what)
         wall = self.env.state["wall"].cpu().numpy()
         maps = np.stack([wall, self.field("pursuers"), self.field("evaders")], -1)
@@ -89,7 +91,7 @@ def test_every_step_agrees_with_pettingzoo(name, starts, random_seed, device):
     env = gpu_vecenv.make("pursuit", count, device, autoreset_mode="disabled", **config)
     theirs = [Reference(env, index, config, starts) for index in range(count)]
     random = np.random.default_rng(random_seed)
-    obs, _ = env.reset(seed=random_seed)
+    env.reset(seed=random_seed)
     for reference in theirs:
         reference.begin()
     agents, caught = theirs[0].parallel.possible_agents, 0
