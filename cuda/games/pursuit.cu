@@ -196,14 +196,13 @@ HD void step(State s, Io io) {
 
 HD void observe(State s, Io io) {
     count(s, io);
-    FOR_OBS (i, k) {
-        int cell = k / CHANNELS, channel = k % CHANNELS, row = cell / OBS_RANGE, column = cell % OBS_RANGE;
+    FOR_RANGE (k, NUM_AGENTS * OBS_RANGE * OBS_RANGE) {
+        int i = k / (OBS_RANGE * OBS_RANGE), pixel = k % (OBS_RANGE * OBS_RANGE);
+        int row = pixel / OBS_RANGE, column = pixel % OBS_RANGE;
         Cell c = {pursuer(s, i).x + column - REACH, pursuer(s, i).y + row - REACH};
         bool is_seen = math::max(row, column) <= 2 * REACH && is_inside(c);  // not the last row of an even OBS_RANGE
-        if (channel == 0)
-            io.obs[i][k] = !is_seen || s.wall[c.y][c.x];
-        else
-            io.obs[i][k] =
-                !is_seen ? 0.0f : (float)(channel == 1 ? io.scratch->pursuers : io.scratch->evaders)[c.y][c.x];
+        io.obs[i][CHANNELS * pixel] = is_seen ? (float)s.wall[c.y][c.x] : 1.0f;
+        io.obs[i][CHANNELS * pixel + 1] = is_seen ? (float)io.scratch->pursuers[c.y][c.x] : 0.0f;
+        io.obs[i][CHANNELS * pixel + 2] = is_seen ? (float)io.scratch->evaders[c.y][c.x] : 0.0f;
     }
 }
