@@ -1,4 +1,4 @@
-"""examples/pursuit_surround.py: pursuers go around the building to an evader, take its last free cell, and catch many."""
+"""examples/pursuit_surround.py: pursuers go around a wall to an evader, take its last free cell, and catch many."""
 
 from collections.abc import Iterator
 from pathlib import Path
