@@ -67,16 +67,19 @@ def surround(game: Env) -> Actor:
     return act
 
 
-def main(episodes: int = 100, num_envs: int = 100, device: str | None = None, seed: int = 1) -> None:
+def main(
+    episodes: int = 100, num_envs: int = 100, max_steps: int = 500, device: str | None = None, seed: int = 1
+) -> None:
     """Play episodes by the script and by random moves.
 
     Args:
         episodes: Of each of both.
         num_envs: Number of environments.
+        max_steps: Of an episode.
         device: cpu, cuda or cuda:1; by default cuda if usable, else cpu.
         seed: Of starts, evaders and random actions.
     """
-    game = configure("pursuit")
+    game = configure("pursuit", max_steps=max_steps)
     for name, actor in (("script", surround(game)), ("random moves", None)):
         results = evaluate(make(game, num_envs, device), {"pursuer": actor}, episodes, seed=seed)
         print(
