@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from gpu_vecenv.declare.drawing import BLACK, BLUE, GOLD, PALE, RED, WHITE, Circle, Colour, Drawing, Polygon, blend
+from gpu_vecenv.declare.drawing import BLUE, GOLD, PALE, RED, WHITE, Circle, Colour, Drawing, Line, Polygon, blend
 from gpu_vecenv.declare.env import Env, Field, FixedArgument, boolean, i32, param, u8
 
 BUILDING = (0.3, 0.2)  # shares of the map, by x and by y, that are open on each side of the building
+FLOOR, DARK = (246, 246, 246), (86, 86, 86)  # colours
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,22 +98,21 @@ class Pursuit(Env):
         for x, y in state["pursuer_position"]:  # how many pursuers see each cell
             seen[max(0, y - reach) : y + reach + 1, max(0, x - reach) : x + reach + 1] += 1
         shades = np.where(wall > 0, -1, np.minimum(seen, 4))
-        shapes: list[Circle | Polygon] = [_box(0, 0, width, height, WHITE)]
+        shapes: list[Circle | Line | Polygon] = [_box(0, 0, width, height, WHITE)]
+        floor, building = list[Polygon](), list[Polygon]()
         for row, column, end in _runs(shades):
-            shade = int(shades[row, column])
-            colour = blend(BLACK, WHITE, 0.25) if shade < 0 else blend(WHITE, GOLD, 0.06 + 0.1 * shade)
-            shapes.append(_box(column, height - row - 1, end, height - row, colour if shade else (246, 246, 246)))
+            colour = DARK if (shade := int(shades[row, column])) < 0 else blend(FLOOR, GOLD, 0.12 * shade)
+            part = _box(column, height - row - 1, end, height - row, colour)
+            (building if shade < 0 else floor).append(part)
+        ends = [((k, 0), (k, height)) for k in range(1, width)] + [((0, k), (width, k)) for k in range(1, height)]
+        lines = ends if max(width, height) <= 64 else []  # more would hide the agents
+        shapes += [*floor, *(Line(pair, 0.03, WHITE) for pair in lines), *building]
         there = np.flatnonzero(~state["caught"])
-        evaders = _spread(state["evader_position"][there], height)
-        pursuers = _spread(state["pursuer_position"], height)
-        for x, y in evaders:
-            shapes += [Circle(x, y, 0.27, blend(BLUE, BLACK, 0.3)), Circle(x, y, 0.22, BLUE)]
-        for i, (x, y) in enumerate(pursuers):
-            shapes += [
-                Circle(x, y, 0.4, blend(RED, BLACK, 0.35)),
-                Circle(x, y, 0.34, RED, i),
-                Circle(x, y, 0.13, WHITE),
-            ]
+        places = _spread(np.concatenate([state["pursuer_position"], state["evader_position"][there]]), height)
+        for x, y in places[self.num_pursuers :]:
+            shapes += [Circle(x, y, 0.27, blend(BLUE, DARK, 0.4)), Circle(x, y, 0.22, BLUE)]
+        for i, (x, y) in enumerate(places[: self.num_pursuers]):
+            shapes += [Circle(x, y, 0.4, blend(RED, DARK, 0.5)), Circle(x, y, 0.34, RED, i), Circle(x, y, 0.13, WHITE)]
         # A tally below the map: evaders that are left, then those that were caught.
         pitch = width / max(self.num_evaders, width)
         for k in range(self.num_evaders):
@@ -138,6 +138,6 @@ def _spread(positions: np.ndarray[Any, Any], height: int) -> list[tuple[float, f
     for x, y in cells:
         count = cells.count((x, y))
         k = before[x, y] = before.get((x, y), -1) + 1
-        angle, away = 2 * np.pi * (k / count + 1 / 8), 0.22 if count > 1 else 0.0
+        angle, away = 2 * np.pi * (k / count + 1 / 8), 0.24 if count > 1 else 0.0
         found.append((x + 0.5 + away * np.cos(angle), height - y - 0.5 + away * np.sin(angle)))
     return found
