@@ -17,6 +17,7 @@ from gpu_vecenv.watch import player, replay
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
 from tag_baselines import flee, pursuit
+from warehouse_robots import fetch
 
 RANDOM, FLEE, PURSUIT = "at random", "fleeing", "pursuing"
 
@@ -50,6 +51,7 @@ SCRIPTS: Mapping[str, Any] = {
     PURSUIT: pursuit,
     "by a rule": to_the_side_of_the_fall,
     "attacking": attack_the_closest,
+    "fetching": fetch,
 }
 
 
@@ -69,6 +71,10 @@ SCENES = {
     "tag_gridworld": Scene(({"tagger": RANDOM, "runner": RANDOM}, {"tagger": PURSUIT, "runner": FLEE})),
     "cartpole": Scene(({"agent": RANDOM}, {"agent": "by a rule"}), {"max_steps": 200}),
     "skirmish": Scene(({"ally": RANDOM}, {"ally": "attacking"}), {"scenario": "10m_vs_11m"}),
+    "warehouse": Scene(
+        ({"robot": RANDOM}, {"robot": "fetching"}),
+        {"num_agents": 4, "column_height": 5, "sensor_range": 9, "max_steps": 150},
+    ),
     "simple_tag": Scene(({"adversary": RANDOM, "agent": RANDOM},), {"max_steps": 100}),
 }
 
