@@ -5,10 +5,7 @@ from __future__ import annotations
 from benchmarks.workload import Peer, Prepared, Request, Workload
 
 NUM_AGENTS, NUM_ACTIONS = 4, 5
-WORKLOADS = tuple(
-    Workload("simulation", "warehouse", 100, 10, config={"size": size, "num_agents": NUM_AGENTS})
-    for size in ("tiny", "small")
-)
+WORKLOADS = (Workload("simulation", "warehouse", 100, 10, config={"num_agents": NUM_AGENTS}),)
 PEER = Peer("RWARE", ("rware", "networkx", "numpy"), ("rware==2.0.0",), cpu=WORKLOADS, cuda=WORKLOADS, cpu_only=True)
 
 
@@ -18,7 +15,7 @@ def prepare(request: Request) -> Prepared:
     import numpy as np
 
     workload = request.workload
-    name = f"rware:rware-{workload.config['size']}-{NUM_AGENTS}ag-v2"
+    name = f"rware:rware-tiny-{NUM_AGENTS}ag-v2"
     envs = [gymnasium.make(name, disable_env_checker=True).unwrapped for _ in range(workload.num_envs)]
     for seed, env in enumerate(envs):
         env.reset(seed=seed)
