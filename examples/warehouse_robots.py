@@ -105,9 +105,9 @@ def fetch(game: Warehouse) -> Callable[[torch.Tensor], torch.Tensor]:
     return Fetch(game)
 
 
-def main(size: str = "tiny", num_agents: int = 4, episodes: int = 4, seed: int = 0) -> None:
+def main(size: str = "tiny", num_agents: int = 4, max_steps: int = 500, episodes: int = 4, seed: int = 0) -> None:
     """Print how many shelves the robots of an episode deliver."""
-    game = configure("warehouse", size=size, num_agents=num_agents)
+    game = configure("warehouse", size=size, num_agents=num_agents, max_steps=max_steps)
     game = configure(game, sensor_range=max(game.width, game.height) - 1, reward_type="global")
     env = make(game, num_envs=episodes)
     result = evaluate(env, {"robot": fetch(game)}, episodes=episodes, seed=seed)

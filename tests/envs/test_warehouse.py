@@ -1,5 +1,6 @@
 """warehouse: random robots and scripted ones against the oracle, single rules of moving, layouts, starts."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -97,6 +98,15 @@ def test_scripted_robots_bring_shelves_and_put_them_back(reward_type, device):
         assert 0.75 * deliveries < returns <= deliveries
     else:
         assert returns == deliveries
+
+
+def test_the_example_counts_what_scripted_robots_deliver(capsys):
+    with imported_script(ROBOTS) as module:
+        module.main(num_agents=2, max_steps=60, episodes=1, seed=1)
+        said = re.fullmatch(r"tiny, 2 robots: ([\d.]+) deliveries an episode\n", capsys.readouterr().out)
+        assert said and float(said[1]) >= 1
+        with pytest.raises(ValueError, match="sensor_range is 1; expected at least 10"):
+            module.fetch(gpu_vecenv.configure("warehouse"))
 
 
 def test_sets_are_listed_in_python_s_order(tmp_path, device):
