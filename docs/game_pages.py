@@ -21,12 +21,14 @@ from gymnasium.spaces import Box
 import gpu_vecenv
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.envs.registry import GAMES, gymnasium_id, versions
+from gpu_vecenv.train.opponents_config import OpponentsConfig
 from gpu_vecenv.views.frames import Frames
 
 SECTION = re.compile(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 # The paragraph above a table of an observation, which may name values for which the table holds, and the table.
 OBSERVATION = re.compile(r"^\*\*Observation\*\*([^\n]*(?:\n(?!\n|\|)[^\n]*)*)\n\n((?:\|[^\n]*\n)+)", re.MULTILINE)
 PARAMETERS = re.compile(r"^\| parameter \|[^\n]*\n(?:\|[^\n]*\n)+\n?", re.MULTILINE)
+RELATIVE = re.compile(r"\]\((?=[\w./-]+\.md[#)])")  # links to other pages
 STEPS = 25  # from the reset to the picture of a game
 
 
@@ -246,14 +248,9 @@ def picture(game: Env, path: Path) -> None:
 
 
 def common(name: str, rules: str) -> str:
-    """The heading of what a game shares with its neighbours, or nothing."""
-    shared = ""
-    for heading in sections(rules):
-        if heading == name:
-            break
-        if heading not in GAMES:
-            shared = heading
-    return shared
+    """The heading of what a game shares with others, a section that names it, or nothing."""
+    shared = (heading for heading, text in sections(rules).items() if heading not in GAMES and f"`{name}`" in text)
+    return next(shared, "")
 
 
 def page(name: str, rules: str) -> str:
@@ -266,7 +263,7 @@ def page(name: str, rules: str) -> str:
     kind = GAMES[name]
     game = kind()
     section = sections(rules)[name]
-    text = PARAMETERS.sub("", section)
+    text = RELATIVE.sub("](../", PARAMETERS.sub("", section))
     for found, observation in reversed([*observation_tables(kind, text)]):
         above = found[0].removesuffix(found[2])
         text = text[: found.start()] + above + observation.markdown() + text[found.end() :]
@@ -274,6 +271,8 @@ def page(name: str, rules: str) -> str:
     shared = common(name, rules)
     also = f" and in [{shared.lower()}](../games.md#{anchor(shared)})" if shared else ""
     preset = preset_table(kind.preset)
+    if kind.preset_opponents:
+        preset += "\n" + opponents_sentence(kind.preset_opponents)
     efficient = ""
     if kind.sample_efficient_preset:
         efficient = f"""
@@ -343,6 +342,16 @@ def preset_table(preset: Mapping[str, Any]) -> str:
     """Hyper-parameters and their values."""
     rows = [[f"`{key}`", f"{value:,}" if type(value) is int else value] for key, value in preset.items()]
     return table(["hyper-parameter", "value"], rows)
+
+
+def opponents_sentence(opponents: Mapping[str, Any]) -> str:
+    """What the preset has of opponents."""
+    config = OpponentsConfig(**opponents)
+    return (
+        f"In {config.share:.0%} of the environments one side learns against [opponents](../training.md#opponents): "
+        f"{', '.join(config.names)}; `--opponents` without a value trains without them, as do several processes, "
+        "`--population` and `--frozen`.\n"
+    )
 
 
 def vectorised(game: Env) -> tuple[int, ...]:
