@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpu_vecenv.declare.drawing import BLACK, BLUE, GOLD, GREEN, WHITE, Circle, Drawing, Line, Polygon, Shape, blend
-from gpu_vecenv.declare.text_layout import parse_text_layout
+from gpu_vecenv.declare.text_layout import MAX_SIDE, parse_text_layout
 from gpu_vecenv.errors import ConfigError
 
 SizeName = Literal["tiny", "small", "medium", "large"]
@@ -31,8 +31,17 @@ class Floor(NamedTuple):
 
 
 def layout_text(shelf_rows: int, shelf_columns: int, column_height: int) -> str:
-    """RWARE's layout: groups of shelves, two wide, between corridors, and two goals in the middle of the last row."""
+    """RWARE's layout: groups of shelves, two wide, between corridors, and two goals in the middle of the last row.
+
+    Raises:
+        ConfigError: It would be too large.
+    """
     height, width = (column_height + 1) * shelf_rows + 2, 3 * shelf_columns + 1
+    if max(height, width) > MAX_SIDE:
+        raise ConfigError(
+            f"Warehouse: {shelf_rows} x {shelf_columns} groups of {column_height} shelves below each other are "
+            f"{height} x {width} cells; expected at most {MAX_SIDE} x {MAX_SIDE}"
+        )
     goals = (width // 2 - 1, width // 2)
 
     def tile(x: int, y: int) -> str:

@@ -16,6 +16,12 @@ from gpu_vecenv.envs.shelves import SIZES, Floor, SizeName, draw_floor, floor_of
 from gpu_vecenv.errors import ConfigError
 
 REQUESTS = {"easy": 2.0, "normal": 1.0, "hard": 0.5}  # requested shelves for each agent
+NO_MESSAGES = FixedArgument(0, "agents send no messages")
+# Of EPyMARL's src/config/algs/ippo.yaml and default.yaml, without the GRU. Its targets are sums of 5 rewards, as far as
+# advantages with this gae_lambda look ahead on average; it standardises rewards.
+RUN = {"num_envs": 10, "total_steps": 20_000_000, "num_steps": 500, "num_minibatches": 1, "max_grad_norm": 10.0}
+LEARNING = {"learning_rate": 3e-4, "final_learning_rate": None, "gae_lambda": 0.8, "entropy_coefficient": 0.001}
+NETWORK = {"hidden_sizes": (128, 128), "activation": "relu", "shared_trunk": False, "agent_ids": True}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,38 +58,10 @@ class Warehouse(Env):
     noop = 0
     termination_label = "nothing was delivered for too long"
     render_fps = 8
-    # Of EPyMARL's src/config/algs/ippo.yaml and default.yaml, without the GRU. Its targets are sums of 5 rewards, as
-    # far as advantages with this gae_lambda look ahead on average; it standardises rewards.
-    preset = MappingProxyType(
-        {
-            "num_envs": 10,
-            "total_steps": 20_000_000,
-            "num_steps": 500,
-            "num_minibatches": 1,
-            "learning_rate": 3e-4,
-            "final_learning_rate": None,
-            "gae_lambda": 0.8,
-            "normalize_returns": True,
-            "entropy_coefficient": 0.001,
-            "max_grad_norm": 10.0,
-            "hidden_sizes": (128, 128),
-            "activation": "relu",
-            "shared_trunk": False,
-            "agent_ids": True,
-        }
-    )
+    preset = MappingProxyType({**RUN, **LEARNING, **NETWORK, "normalize_returns": True})
     reference_arguments = MappingProxyType(
-        {
-            **Env.reference_arguments,
-            "n_agents": "num_agents",
-            "layout": "grid",
-            "msg_bits": FixedArgument(0, "agents send no messages"),
-        }
+        {**Env.reference_arguments, "n_agents": "num_agents", "layout": "grid", "msg_bits": NO_MESSAGES}
     )
-
-    @property
-    def roles(self) -> Mapping[str, int]:
-        return {"robot": self.num_agents}
 
     @property
     def plan(self) -> Floor:
@@ -92,6 +70,7 @@ class Warehouse(Env):
         text = self.grid or layout_text(self.shelf_rows or rows, self.shelf_columns or columns, self.column_height)
         return floor_of(text)
 
+    roles = property(lambda self: {"robot": self.num_agents})
     height = property(lambda self: self.plan.tiles.shape[0])
     width = property(lambda self: self.plan.tiles.shape[1])
     num_goals = property(lambda self: len(self.plan.goals))
@@ -114,16 +93,11 @@ class Warehouse(Env):
     def validate(self) -> None:
         if self.shelf_columns is not None and self.shelf_columns % 2 == 0:
             raise ConfigError(f"Warehouse.shelf_columns is {self.shelf_columns}; expected an odd number")
-        cells = self.plan.tiles.size
-        for what, count, most in (
-            ("agents", self.num_agents, cells),
-            ("requests", self.num_requests, self.num_shelves - 1),
-        ):
+        cells, shelves = self.plan.tiles.size, self.num_shelves
+        for what, count, most in (("robots", self.num_agents, cells), ("requests", self.num_requests, shelves - 1)):
             if not 1 <= count <= most:
-                raise ConfigError(
-                    f"Warehouse: {count} {what} in a warehouse of {cells} cells and {self.num_shelves} "
-                    f"shelves; expected 1 … {most}"
-                )
+                sizes = f"{cells} cells and {shelves} shelves"
+                raise ConfigError(f"Warehouse: {count} {what} with {sizes}; expected 1 … {most}")
 
     def draw(self, state: Mapping[str, np.ndarray[Any, Any]]) -> Drawing:
         return draw_floor(state)

@@ -329,9 +329,10 @@ def test_arguments_of_rware_are_understood():
         ({"grid": "x.x\nx?g"}, r"row 1, 'x\?g', has '\?'"),
         ({"grid": "x.x\nx.x"}, "'g' 0 times; expected at least one"),
         ({"shelf_columns": 4}, "shelf_columns is 4; expected an odd number"),
-        ({"request_queue_size": 32}, "32 requests .* 32 shelves; expected 1 … 31"),
+        ({"column_height": 2**30}, "1 x 3 groups of 1073741824 shelves .* x 10 cells; expected at most 256 x 256"),
+        ({"request_queue_size": 32}, "32 requests with 110 cells and 32 shelves; expected 1 … 31"),
         ({"num_agents": 1, "difficulty": "hard"}, "0 requests"),
-        ({"num_agents": 7, "grid": "x.x\nxgx"}, "7 agents in a warehouse of 6 cells"),
+        ({"num_agents": 7, "grid": "x.x\nxgx"}, "7 robots with 6 cells"),
         ({"msg_bits": 1}, "agents send no messages"),
     ],
 )
