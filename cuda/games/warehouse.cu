@@ -1,17 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Warehouse: robots carry requested shelves to goals and put them back. The rules are those of RWARE 2.0.0
-// (https://github.com/semitable/robotic-warehouse, MIT License), written anew. Declared in
-// gpu_vecenv/envs/warehouse.py.
+// Robots carry requested shelves to goals and put them back. The rules are those of RWARE 2.0.0, written anew
+// (https://github.com/semitable/robotic-warehouse, MIT License). Declared in gpu_vecenv/envs/warehouse.py.
 #include "game_api.cuh"
 #include "python_set.cuh"
 
 constexpr int FORWARD = 1, TURN_LEFT = 2, TURN_RIGHT = 3, TOGGLE_LOAD = 4;
-constexpr int NOTHING = 0, SHELF = 1, REQUESTED = 2;         // what is in a cell
-constexpr int STORAGE = 1;                                   // a cell where shelves are put down
-constexpr int NOBODY = -1, CYCLE = -1;                       // no agent; no end of a chain
-constexpr int CELLS = HEIGHT * WIDTH, SINK = NUM_AGENTS;     // SINK: the empty cell of a component
-TABLE int AHEAD[4][2] = {{0, -1}, {0, 1}, {-1, 0}, {1, 0}};  // up, down, left, right
-TABLE int TURNED[2][4] = {{2, 3, 1, 0}, {3, 2, 0, 1}};       // to the left, to the right
+constexpr int NOTHING = 0, SHELF = 1, REQUESTED = 2, STORAGE = 1;  // in a cell; its floor, where shelves are put down
+constexpr int NOBODY = -1, CYCLE = -1;                             // no agent; no end of a chain
+constexpr int CELLS = HEIGHT * WIDTH, SINK = NUM_AGENTS;           // SINK: the empty cell of a component
+TABLE int AHEAD[4][2] = {{0, -1}, {0, 1}, {-1, 0}, {1, 0}};        // up, down, left, right
+TABLE int TURNED[2][4] = {{2, 3, 1, 0}, {3, 2, 0, 1}};             // to the left, to the right
 
 struct Scratch {
     CheckedArray<int, NUM_AGENTS> cell, target;  // where an agent stands and where it would be, row by row
@@ -35,11 +33,8 @@ HD int agent_in(State s, int x, int y) {
 
 // Requests shelf number k, counted row by row, of those that are not requested.
 HD void request(State s, int k) {
-    for (int cell = 0; cell < CELLS; ++cell) {
-        if (at(s, cell) != SHELF || k-- > 0) continue;
-        at(s, cell) = REQUESTED;
-        return;
-    }
+    for (int cell = 0; cell < CELLS; ++cell)
+        if (at(s, cell) == SHELF && k-- == 0) at(s, cell) = REQUESTED;
 }
 
 // Agents start on different cells, all equally probable.
@@ -95,10 +90,9 @@ HD bool would_enter(Scratch& w, int j, int cell) { return w.target[j] == cell &&
 
 // Puts the agents of a component into the order in which networkx lists their cells: of the iteration of a Python set
 // that is the copy of one into which a breadth-first search from the first agent inserted them.
-HD void order_as_set(Scratch& w, int end) {
-    int found = 0;
-    for (int i = NUM_AGENTS - 1; i >= 0; --i)
-        if (w.end[i] == end) w.nodes[0] = i, found = 1;
+HD void order_as_set(Scratch& w, int first) {
+    int end = w.end[first], found = 1;
+    w.nodes[0] = first;
     auto find = [&](int node) {
         for (int k = 0; k < found; ++k)
             if (w.nodes[k] == node) return;
@@ -135,15 +129,15 @@ HD void choose_paths(Scratch& w) {
         if (!is_first_at_end(w, i)) continue;
         int own_cells = 1;
         for (int j = 0; j < NUM_AGENTS; ++j) own_cells += w.end[j] == w.end[i];
-        if (own_cells > 2 && 2 * own_cells < num_cells) order_as_set(w, w.end[i]);
-        for (int cell = w.end[i], best = 0; best != NOBODY;) {
-            best = NOBODY;
+        if (own_cells > 2 && 2 * own_cells < num_cells) order_as_set(w, i);
+        for (int cell = w.end[i];;) {
+            int best = NOBODY;
             for (int j = 0; j < NUM_AGENTS; ++j) {
                 if (!would_enter(w, j, cell)) continue;
                 bool longer = best == NOBODY || w.behind[j] > w.behind[best];
                 if (longer || (w.behind[j] == w.behind[best] && w.order[j] < w.order[best])) best = j;
             }
-            if (best == NOBODY) break;
+            if (best == NOBODY || w.moves[best]) break;  // the latter if somebody has put robots into one cell
             w.moves[best] = true;
             cell = w.cell[best];
         }
@@ -232,16 +226,25 @@ HD void observe(State s, Io io) {
         for (int k = 0; k < 4; ++k) row[3 + k] = s.direction[i] == k;
         row[7] = s.floor[y][x] != STORAGE;
     }
-    FOR_RANGE (k, NUM_AGENTS * SENSORS * SENSORS) {
-        int i = k / (SENSORS * SENSORS), sensor = k % (SENSORS * SENSORS);
-        int x = s.position[i][0] - SENSOR_RANGE + sensor % SENSORS;
-        int y = s.position[i][1] - SENSOR_RANGE + sensor / SENSORS;
-        bool inside = x >= 0 && x < WIDTH && y >= 0 && y < HEIGHT;
-        int seen = inside ? agent_in(s, x, y) : NOBODY, shelf = inside ? s.shelf[y][x] : NOTHING;
-        float* row = &io.obs[i][8 + 7 * sensor];
-        row[0] = seen != NOBODY;
-        for (int way = 0; way < 4; ++way) row[1 + way] = (seen != NOBODY ? s.direction[seen] : 0) == way;
-        row[5] = shelf != NOTHING;
-        row[6] = shelf == REQUESTED;
+    FOR_RANGE (k, NUM_AGENTS * SENSORS) {
+        int i = k / SENSORS, line = k % SENSORS, y = s.position[i][1] - SENSOR_RANGE + line;
+        for (int column = 0; column < SENSORS; ++column) {
+            int x = s.position[i][0] - SENSOR_RANGE + column;
+            int shelf = x >= 0 && x < WIDTH && y >= 0 && y < HEIGHT ? s.shelf[y][x] : NOTHING;
+            float* row = &io.obs[i][8 + 7 * (line * SENSORS + column)];
+            for (int place = 0; place < 5; ++place) row[place] = place == 1;  // no robot, with direction up
+            row[5] = shelf != NOTHING;
+            row[6] = shelf == REQUESTED;
+        }
+    }
+    group_sync();
+    FOR_RANGE (k, NUM_AGENTS * NUM_AGENTS) {
+        int i = k / NUM_AGENTS, j = k % NUM_AGENTS;
+        int column = s.position[j][0] - s.position[i][0] + SENSOR_RANGE;
+        int line = s.position[j][1] - s.position[i][1] + SENSOR_RANGE;
+        if (column < 0 || column >= SENSORS || line < 0 || line >= SENSORS) continue;
+        float* row = &io.obs[i][8 + 7 * (line * SENSORS + column)];
+        row[0] = 1;
+        for (int way = 0; way < 4; ++way) row[1 + way] = s.direction[j] == way;
     }
 }
