@@ -16,6 +16,7 @@ from gpu_vecenv.watch import player, replay
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
+from pursuit_surround import surround
 from tag_baselines import flee, pursuit
 from warehouse_robots import fetch
 
@@ -51,6 +52,7 @@ SCRIPTS: Mapping[str, Any] = {
     PURSUIT: pursuit,
     "by a rule": to_the_side_of_the_fall,
     "attacking": attack_the_closest,
+    "surrounding": surround,
     "fetching": fetch,
 }
 
@@ -71,6 +73,7 @@ SCENES = {
     "tag_gridworld": Scene(({"tagger": RANDOM, "runner": RANDOM}, {"tagger": PURSUIT, "runner": FLEE})),
     "cartpole": Scene(({"agent": RANDOM}, {"agent": "by a rule"}), {"max_steps": 200}),
     "skirmish": Scene(({"ally": RANDOM}, {"ally": "attacking"}), {"scenario": "10m_vs_11m"}),
+    "pursuit": Scene(({"pursuer": RANDOM}, {"pursuer": "surrounding"}), {"max_steps": 200}),
     "warehouse": Scene(
         ({"robot": RANDOM}, {"robot": "fetching"}),
         {"num_agents": 4, "column_height": 5, "sensor_range": 9, "max_steps": 150},

@@ -24,6 +24,7 @@ from gpu_vecenv.envs.continuous_mountain_car import ContinuousMountainCar
 from gpu_vecenv.envs.mountain_car import MountainCar
 from gpu_vecenv.envs.overcooked import Overcooked
 from gpu_vecenv.envs.pendulum import Pendulum
+from gpu_vecenv.envs.pursuit import Pursuit
 from gpu_vecenv.envs.simple_adversary import SimpleAdversary
 from gpu_vecenv.envs.simple_spread import SimpleSpread
 from gpu_vecenv.envs.simple_tag import SimpleTag
@@ -49,6 +50,7 @@ GAMES: dict[str, type[Env]] = {
         Skirmish,
         ConnectFour,
         Overcooked,
+        Pursuit,
         Warehouse,
     )
 }

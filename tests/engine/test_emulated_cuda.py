@@ -63,6 +63,7 @@ CASES = [
     ("tag_continuous", {**FEW, "num_neighbors": "all", "egocentric": False}, 2, 2),
     ("tag_continuous", {"num_taggers": 5, "num_runners": 65, "egocentric": False}, 3, 32),
     ("tag_continuous", {"num_taggers": 6, "num_runners": 214, "egocentric": False}, 3, 64),
+    ("pursuit", {"x_size": 5, "y_size": 6, "num_pursuers": 12}, 13, 4),  # so crowded that evaders are caught
 ]
 
 

@@ -66,6 +66,8 @@ GAMES: tuple[tuple[Game, dict[str, Any]], ...] = (
     ("pendulum", {}),
     ("skirmish", {}),
     ("skirmish", {"scenario": "smacv2_20_units", "observed_units": 4, "attack_mode": "random"}),
+    ("pursuit", {"x_size": 6, "y_size": 7, "num_evaders": 5, "constraint_window": 0.8}),
+    ("pursuit", {"num_pursuers": 40, "num_evaders": 99, "surround": False, "shared_reward": False, "x_size": 9}),
     (Crew, {}),
     (Scouts, {}),
     (Painter, {}),
