@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
 from pursuit_surround import surround
 from tag_baselines import flee, pursuit
+from warehouse_robots import fetch
 
 RANDOM, FLEE, PURSUIT = "at random", "fleeing", "pursuing"
 
@@ -52,6 +53,7 @@ SCRIPTS: Mapping[str, Any] = {
     "by a rule": to_the_side_of_the_fall,
     "attacking": attack_the_closest,
     "surrounding": surround,
+    "fetching": fetch,
 }
 
 
@@ -72,6 +74,10 @@ SCENES = {
     "cartpole": Scene(({"agent": RANDOM}, {"agent": "by a rule"}), {"max_steps": 200}),
     "skirmish": Scene(({"ally": RANDOM}, {"ally": "attacking"}), {"scenario": "10m_vs_11m"}),
     "pursuit": Scene(({"pursuer": RANDOM}, {"pursuer": "surrounding"}), {"max_steps": 200}),
+    "warehouse": Scene(
+        ({"robot": RANDOM}, {"robot": "fetching"}),
+        {"num_agents": 4, "column_height": 5, "sensor_range": 9, "max_steps": 150},
+    ),
     "simple_tag": Scene(({"adversary": RANDOM, "agent": RANDOM},), {"max_steps": 100}),
 }
 

@@ -31,6 +31,7 @@ from gpu_vecenv.envs.simple_tag import SimpleTag
 from gpu_vecenv.envs.skirmish import Skirmish
 from gpu_vecenv.envs.tag_continuous import TagContinuous
 from gpu_vecenv.envs.tag_gridworld import TagGridworld
+from gpu_vecenv.envs.warehouse import Warehouse
 from gpu_vecenv.errors import ConfigError, EnvDefinitionError, UnknownGameError, nearest
 
 GAMES: dict[str, type[Env]] = {
@@ -50,6 +51,7 @@ GAMES: dict[str, type[Env]] = {
         ConnectFour,
         Overcooked,
         Pursuit,
+        Warehouse,
     )
 }
 Game = str | type[Env] | Env  # a registered name, a class or a configured game

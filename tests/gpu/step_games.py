@@ -57,6 +57,8 @@ GAMES: tuple[tuple[Game, dict[str, Any]], ...] = (
     ("connect_four", {"slip": 0.3}),
     ("overcooked", {}),
     ("overcooked", {"grid": "XPSX\nO12D\nXXXX", "random_start_positions": True, "random_object_probability": 0.5}),
+    ("warehouse", {"num_agents": 4}),
+    ("warehouse", {"num_agents": 12, "grid": "xx.x.x\n..gx.x\nx...g.\nxx.x.x", "reward_type": "two_stage"}),
     ("cartpole", {}),
     ("mountain_car", {}),
     ("continuous_mountain_car", {}),
