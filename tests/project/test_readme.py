@@ -16,6 +16,7 @@ import pytest
 from games.crew import Crew
 from support.cases import mostly_exhaustive
 from support.processes import child_environment
+from support.shared import made_once
 from support.warm_process import run_python
 
 import gpu_vecenv
@@ -123,13 +124,15 @@ def test_python_blocks_run(document: str, code: str, made_before: Path, tmp_path
 @pytest.fixture(scope="session")
 def made_before(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a small run, replays, and a game of one's own: what earlier commands have left behind."""
-    folder = tmp_path_factory.mktemp("made_before")
-    assert run(folder, "-m", "gpu_vecenv.cli", "train", "tag_gridworld", *SMALL, "--out", "run").returncode == 0
-    record = ["replay", "record", "tag_gridworld", "--seed", "1", "--device", "cpu"]
-    assert run(folder, "-m", "gpu_vecenv.cli", *record).returncode == 0
-    (folder / "game").mkdir()
-    assert run(folder / "game", "-m", "gpu_vecenv.cli", "new", "my_game").returncode == 0
-    return folder
+
+    def make(folder: Path) -> None:
+        assert run(folder, "-m", "gpu_vecenv.cli", "train", "tag_gridworld", *SMALL, "--out", "run").returncode == 0
+        record = ["replay", "record", "tag_gridworld", "--seed", "1", "--device", "cpu"]
+        assert run(folder, "-m", "gpu_vecenv.cli", *record).returncode == 0
+        (folder / "game").mkdir()
+        assert run(folder / "game", "-m", "gpu_vecenv.cli", "new", "my_game").returncode == 0
+
+    return made_once(tmp_path_factory, "made_before", make)
 
 
 # tests/bench/test_bench.py measures interfaces without repetitions.

@@ -29,6 +29,7 @@ from support.synchronisation import no_synchronisation
 
 import gpu_vecenv
 from gpu_vecenv import GymnasiumEnv, GymnasiumVectorEnv
+from gpu_vecenv.check.context import CHECKS
 from gpu_vecenv.compile.backends.select import working_drivers
 from gpu_vecenv.envs.registry import GAMES, gymnasium_id, versions
 from gpu_vecenv.errors import (
@@ -648,9 +649,11 @@ def test_every_version_passes_the_checks(name, version, mode, device):
         arguments = {"autoreset_mode": mode, "validate": "sync", "max_steps": limit, **config}
         return GymnasiumVectorEnv(name, num_envs, device, **arguments)
 
-    report = gpu_vecenv.check_vector_env(make, steps=60, max_steps=limit)
+    # K18, whether memory grows, is a question about the views and takes as long as all others: of one game.
+    checks = [check for check in CHECKS if check != "K18" or name == "tag_gridworld"]
+    report = gpu_vecenv.check_vector_env(make, checks=checks, steps=60, max_steps=limit)
     report.raise_for_failures()
-    assert {f"K{k:02}" for k in range(1, 19)} <= set(report.passed)
+    assert {f"K{k:02}" for k in range(1, 19)}.intersection(checks) <= set(report.passed)
 
 
 @pytest.mark.gpu
