@@ -16,7 +16,7 @@ from gymnasium.spaces import Box
 from support.processes import run_child
 
 import gpu_vecenv
-from gpu_vecenv.check.game import RULES, check_game
+from gpu_vecenv.check.game import check_game
 from gpu_vecenv.cli.new import new_game
 from gpu_vecenv.compile.backends.cuda import cuda_constants, default_threads_per_env
 from gpu_vecenv.compile.backends.cuda_compiler import compile_cubin, header_folders
@@ -130,13 +130,12 @@ def test_it_runs_by_itself(written):
     assert float(re.search(r"(\d+) episodes of ", done.stdout)[1]) > 1000
 
 
+# tests/cli/test_cli.py checks such a game too, but for the growth of memory.
 @pytest.mark.slow
-@pytest.mark.parametrize("everything", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
-def test_it_keeps_the_promises_of_the_interface(everything, written, device):
-    game = load_game(written / "berry_ring.py")(max_steps=20)
-    checks = [*RULES, "G05", *(f"K{number:02}" for number in range(1, 17))]
-    some = {"autoreset_modes": ["same_step"], "parallel": False, "checks": checks}
-    check_game(game, device=device, steps=30, **({} if everything else some)).raise_for_failures()
+@pytest.mark.exhaustive
+def test_it_keeps_the_promises_of_the_interface(written, device):
+    game = load_game(written / "berry_ring.py")
+    check_game(game(max_steps=20), device=device, steps=30).raise_for_failures()
 
 
 def test_it_is_found_by_gymnasium_once_its_file_is_imported(written):

@@ -76,7 +76,7 @@ def test_a_sweep_tells_its_trials_best_first(
     scripts: dict[str, ModuleType], device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sweep = scripts["preset_sweep"]
-    monkeypatch.setattr(sweep, "ROWS_OF_A_MINIBATCH", (2048, 4096))  # few and large: they take no time
+    monkeypatch.setattr(sweep, "ROWS_OF_A_MINIBATCH", (512, 1024))  # few minibatches take no time
     monkeypatch.setattr(sweep, "NUM_EPOCHS", (1,))
     small = {"points": 1, "curve_episodes": 2, "episodes": 3, "total_steps": 1, "device": device}
     given = sweep.Options(games="cartpole,simple_adversary", seeds=1, trials=2, **small)

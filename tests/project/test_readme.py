@@ -160,7 +160,7 @@ def test_commands_run(command: str, made_before: Path, tmp_path: Path) -> None:
     if verb == "exploit" and not helps:
         arguments += ["--total-steps", "64", "--episodes", "4", "--device", "cpu"]
     if verb == "check" and "--help" not in arguments:
-        arguments += ["--steps", "30", "--checks", "K01,K10"]  # tests/cli/test_own_game.py runs all on a new game
+        arguments += ["--steps", "30", "--checks", "K01,K10"]  # tests/cli/test_cli.py runs nearly all on a new game
     if verb == "bench":
         arguments = ["2" if before == "--num-envs" else word for before, word in pairwise(["", *arguments])]
     for folder in ("examples", "tests"):
