@@ -55,6 +55,8 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "simple_adversary": ("simple_adversary", {}),
     "simple_spread": ("simple_spread", {}),
     "overcooked": ("overcooked", {}),
+    "harvest": ("harvest", {}),
+    "cleanup": ("cleanup", {}),
     "tag_gridworld-random_start": ("tag_gridworld", {"random_start": True}),
     "tag_gridworld": ("tag_gridworld", {}),
     "acrobot": ("acrobot", {}),

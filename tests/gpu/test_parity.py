@@ -34,6 +34,8 @@ LONG_RUNS = [
     ("skirmish", {**BATTLE, "observed_units": 16, "max_steps": 20}, 8, 40),
     ("connect_four", {}, 65_536, 153),
     ("overcooked", {}, 25_000, 404),
+    ("harvest", {"max_steps": 200}, 8_000, 204),
+    ("cleanup", {"max_steps": 200}, 8_000, 204),
 ]
 PANTRY = {"random_start_positions": True, "random_object_probability": 0.5}
 VARIANTS = [
@@ -51,6 +53,10 @@ VARIANTS = [
     ("connect_four", {"num_rows": 9, "num_columns": 12, "line_length": 5, "slip": 0.3, "max_steps": 60}),
     ("overcooked", {"layout_name": "counter_circuit_o_1order", **PANTRY, "max_steps": 40, "cook_time": 6}),
     ("overcooked", {"grid": "XPSX\nO12D\nXXXX", **PANTRY, "max_steps": 25, "cook_time": 2}),
+    ("harvest", {"layout_name": "small", "common_reward": "mean", "zap_reward": 0.1, "max_steps": 40}),
+    ("harvest", {"num_agents": 40, "beam_radius": 3, "view_ahead": 2, "view_side": 8, "max_steps": 40}),
+    ("cleanup", {"layout_name": "small", "zapped_steps": 5, "dirt_spawn_delay": 0, "max_steps": 80}),
+    ("cleanup", {"num_agents": 19, "common_reward": "sum", "max_apple_growth_rate": 0.5, "max_steps": 40}),
 ]
 
 
