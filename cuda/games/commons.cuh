@@ -100,6 +100,7 @@ HD void begin_step(State s, Io io) {
 HD void move(State s, Io io) {
     for (int n = 0; n < NUM_AGENTS; ++n) {  // all permutations are equally probable
         int k = io.rng.below(n, ORDER, n + 1);
+        io.scratch->order[n] = n;
         io.scratch->order[n] = io.scratch->order[k];
         io.scratch->order[k] = n;
     }

@@ -266,21 +266,12 @@ def test_an_apple_that_grows_under_a_player_is_eaten_at_once(device):
 def test_a_beam_cleans_the_first_dirty_cell_of_each_ray(device):
     env = made("cleanup", device, grid=BROOK, num_agents=2, clean_cooldown=2)
     env.state["dirt"][0, 1, 1:8] = torch.tensor([1, 1, 0, 1, 1, 1, 1])
-    env.state["position"].copy_(torch.tensor([[[4, 2], [7, 2]]]))
+    env.state["position"].copy_(torch.tensor([[[5, 2], [6, 2]]]))
     env.state["orientation"].zero_()
     play(env, (CLEAN, CLEAN))
     assert env.state["dirt"][0, 1, 1:8].tolist() == [1, 1, 0, 0, 0, 0, 0]
-    assert env.state["cleaned"][0].tolist() == [2, 2] and env.state["beam"][0, 1].tolist() == [
-        0,
-        0,
-        0,
-        2,
-        0,
-        0,
-        0,
-        0,
-        0,
-    ]
+    assert env.state["cleaned"][0].tolist() == [3, 3], "a cell stops all beams of the step that cleans it"
+    assert env.state["beam"][0].nonzero().tolist() == [[2, 4], [2, 5], [2, 6], [2, 7]], "players stop no such beam"
     assert env.state["clean_wait"][0].tolist() == [2, 2] and not env.state["zap_wait"].any()
 
 
