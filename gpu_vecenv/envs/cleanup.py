@@ -84,7 +84,6 @@ class Cleanup(Commons):
     num_channels = CHANNELS + 3
     layouts = LAYOUTS
     num_river_cells = property(lambda self: len(self.ground.river))
-    preset = MappingProxyType({"network": "cnn", "num_envs": 64, "total_steps": 20_000_000})
 
     def arrays(self) -> Mapping[str, np.ndarray[Any, Any]]:
         return {**super().arrays(), "river": self.ground.river}

@@ -98,6 +98,19 @@ class Commons(Env):
     takes_turns = True  # those that are out do not act
     noop = 0
     render_fps = 8
+    # Of SocialJax's IPPO with a CNN, with rollouts of 128 steps in place of 1000, and minibatches of the same size.
+    preset = MappingProxyType(
+        {
+            "network": "cnn",
+            "num_envs": 256,
+            "total_steps": 100_000_000,
+            "num_steps": 128,
+            "num_epochs": 2,
+            "num_minibatches": 64,
+            "activation": "relu",
+            "learning_rate": 5e-4,
+        }
+    )
     tiles: ClassVar[str] = " WA"  # characters of the terrain, by number
     layouts: ClassVar[Mapping[str, str]] = MappingProxyType({})
     num_actions: ClassVar[int] = 8  # nothing, forward, backward, left, right, turn left, turn right, zap

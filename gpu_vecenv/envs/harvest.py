@@ -64,4 +64,3 @@ class Harvest(Commons):
         Field("near", u8, ("height", "width")),  # apples around a bare place, a step ago; 255: none grows in this step
     )
     layouts = LAYOUTS
-    preset = MappingProxyType({"network": "cnn", "num_envs": 64, "total_steps": 20_000_000})
