@@ -119,7 +119,6 @@ class VecEnv {
         num_envs: BigInt(numEnvs),
         scratch,
         mode: AUTORESET_MODES[autoresetMode],
-        first_env_index: BigInt(firstEnvIndex),
       });
     }
     this.kernels.vecenv_step.set({ final_obs: autoresetMode === "same_step" ? this.starts.final_obs : 0 });
@@ -127,12 +126,13 @@ class VecEnv {
   }
 
   // Starts episodes where mask (numEnvs, 0 or 1) is not 0, or everywhere; a seed restarts the random streams.
-  reset({ seed = null, mask = null } = {}) {
+  reset({ seed = null, mask = null, firstEnvIndex = this.firstEnvIndex } = {}) {
     if (mask !== null) this.mask.set(mask);
     this.kernels.vecenv_reset.run({
       mask: mask === null ? 0 : this.starts.mask,
       reseed: seed !== null,
       seed: BigInt(seed ?? 0),
+      first_env_index: BigInt(firstEnvIndex),
     });
   }
 
@@ -149,12 +149,7 @@ class VecEnv {
   // Draws random valid actions of the coming step, from the random streams of the environments.
   sampleActions() {
     this.kernels.vecenv_random_actions.run();
-  }
-
-  get names() {
-    return this.layout.outputs.map(({ name }) => name);
-  }
-}
+  }}
 
 // Digests of trajectories, one of 64 bits for each environment: equal to those of gpu_vecenv/engine/digest.py.
 class Digest {

@@ -426,7 +426,7 @@ class _Function:
         return f"{name}_" if name in RESERVED or name.endswith("_") else name
 
     def static(self, node: ast.expr) -> Any:
-        """The value of an expression that is the same in all calls: a global name, an attribute of it or of the game."""
+        """The value of an expression that no call changes: a global name, or an attribute of one or of the game."""
         if isinstance(node, ast.Name):
             is_local = any(node.id in scope for scope in self.scopes) or node.id == self.instance
             return self.outside.get(node.id, MISSING) if not is_local else MISSING

@@ -28,10 +28,11 @@ def policies_json(policy: GamePolicy) -> list[dict[str, Any]]:
         ConfigError: A network is none of the default ones that policy.js computes.
     """
     own = {id(one): one for one in policy.policies.values()}
-    return [_policy(one) for one in own.values()]
+    return [policy_json(one) for one in own.values()]
 
 
-def _policy(policy: Policy) -> dict[str, Any]:
+def policy_json(policy: Policy) -> dict[str, Any]:
+    """One policy, see ``policies_json``."""
     network, name = policy.network, policy.view.name
     if isinstance(network, ActorCritic):
         layers, head = _layers(network.trunk, name), network.actor
