@@ -16,7 +16,7 @@ const formatted = (value) => (value === null ? "–" : value.toLocaleString("en"
 
 class Page {
   constructor(simulation, content) {
-    Object.assign(this, { simulation, content, playing: false, speed: 1, replay: null, rest: 0 });
+    Object.assign(this, { simulation, content, playing: false, speed: 1, replay: null, mosaic: null, rest: 0 });
     this.canvas = $("picture");
     this.steering = new Steering(simulation);
     this.controls = new Controls(this.canvas, (event) => this.#units(event));
@@ -113,9 +113,26 @@ class Page {
     }
   }
 
+  // Shows many environments at once, or one again.
+  tiles(many) {
+    this.steer(null);
+    this.mosaic = many ? new Mosaic(this.simulation, this.canvas, BigInt(this.simulation.seed)) : null;
+    this.canvas.classList.toggle("tiles", many);
+    $("tiles").setAttribute("aria-pressed", String(many));
+    $("rate").hidden = !many;
+    $("side").inert = many;
+    for (const id of ["restart", "forward", "seed", "speed"]) $(id).disabled = many;
+    $("end").hidden ||= many;
+    $("step").parentElement.hidden = many;
+    if (many) this.before = this.playing;
+    this.play(many || this.before);
+    this.#rate();
+    this.show();
+  }
+
   show() {
     const { simulation, canvas } = this;
-    if (!this.ratio) return;
+    if (!this.ratio || this.mosaic) return;
     const context = canvas.getContext("2d");
     this.drawing = simulation.draw();
     const whole = [0, 0, canvas.width, canvas.height];
@@ -135,6 +152,11 @@ class Page {
     this.#score();
   }
 
+  #rate() {
+    const rate = this.mosaic?.rate ? `${formatted(this.mosaic.rate / 1e6)} million agent-steps/s in this browser, on one thread` : "…";
+    $("rate").textContent = `${MOSAIC_ENVS.toLocaleString("en")} environments, random actions: ${rate}`;
+  }
+
   #ending() {
     const { terminations } = this.simulation.env.outputs;
     const reason = terminations.includes(1) ? this.content.termination_label : "the episode was truncated";
@@ -150,6 +172,10 @@ class Page {
   #frame(now) {
     requestAnimationFrame((next) => this.#frame(next));
     if (!this.playing) return;
+    if (this.mosaic) {
+      if (this.mosaic.frame(now)) this.#rate();
+      return;
+    }
     if (this.simulation.ended) {
       this.endedAt ??= now;
       if (now - this.endedAt < END_MS) return;
@@ -175,6 +201,7 @@ class Page {
     this.ratio = devicePixelRatio;
     this.canvas.width = Math.max(1, Math.round(width * this.ratio));
     this.canvas.height = Math.max(1, Math.round(height * this.ratio));
+    this.mosaic?.fit();
     this.show();
   }
 
@@ -265,6 +292,7 @@ class Page {
   #listen() {
     const click = (id, act) => $(id).addEventListener("click", act);
     click("play", () => this.play(!this.playing));
+    click("tiles", () => this.tiles(!this.mosaic));
     click("forward", () => {
       this.play(false);
       if (this.simulation.ended) this.next();

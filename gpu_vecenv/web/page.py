@@ -26,7 +26,7 @@ from gpu_vecenv.web.policies import policies_json
 
 BEFORE_DRAW, AFTER_DRAW = (
     ("engine.js", "numpy.js"),
-    ("policy.js", "picture.js", "simulation.js", "steering.js", "replay.js", "page.js"),
+    ("policy.js", "picture.js", "simulation.js", "steering.js", "replay.js", "mosaic.js", "page.js"),
 )
 # The page loads nothing, and no text is executed; its module is compiled from its own data.
 POLICY = (
@@ -104,7 +104,7 @@ def _content(
     }
     return {
         "title": title or name,
-        "summary": f"{(type(game).__doc__ or '').splitlines()[0]}" if type(game).__doc__ else roles,
+        "summary": (type(game).__doc__ or roles).splitlines()[0].replace("`", ""),
         "game": registered_name(type(game)),
         "version": game.played_version,
         "config": config,

@@ -35,8 +35,9 @@ function placed({ bounds: [left, right, bottom, top] }, [x, y, width, height]) {
   };
 }
 
-// Draws into a rectangle [x, y, width, height] of the canvas; discs and lines are at least `thin` pixels wide.
-function paint(context, drawing, rectangle, thin = 1) {
+// Draws into a rectangle [x, y, width, height] of the canvas; lines are at least `thin` pixels wide, and discs `least`.
+// Lines that would be thinner than `hidden` pixels are left out.
+function paint(context, drawing, rectangle, thin = 1, least = thin, hidden = 0) {
   const { scale, across, down } = placed(drawing, rectangle);
   context.save();
   context.beginPath();
@@ -46,9 +47,10 @@ function paint(context, drawing, rectangle, thin = 1) {
   context.fillRect(...rectangle);
   context.lineCap = context.lineJoin = "round";
   for (const shape of drawing.shapes) {
+    if (shape.kind === "line" && shape.width * scale < hidden) continue;
     context.beginPath();
     if (shape.kind === "circle") {
-      context.arc(across(shape.x), down(shape.y), Math.max(shape.radius * scale, thin / 2), 0, 2 * Math.PI);
+      context.arc(across(shape.x), down(shape.y), Math.max(shape.radius * scale, least / 2), 0, 2 * Math.PI);
     } else {
       for (const [x, y] of shape.points) context.lineTo(across(x), down(y));
     }

@@ -213,6 +213,21 @@ def test_randomised_parameters_have_sliders(show):
     assert tab.evaluate(mass) == 2, "a reset would draw it anew"
 
 
+def test_many_environments_at_once(show):
+    tab = show(GAME)
+    digest = tab.inner_text("#digest")
+    tab.click("#tiles")
+    tab.wait_for_function("() => page.mosaic.rate > 0")
+    assert tab.inner_text("#rate").startswith("1,024 environments, random actions: ")
+    env, runners = "page.mosaic.env", 1024 * 2
+    lengths = tab.evaluate(f"[...{env}.state.engine_elapsed_steps]")
+    assert len(lengths) == 1024 and max(lengths) > 0
+    places = tab.evaluate(f"[...{env}.state.cell].filter((_, k) => k % 10 >= 8)")
+    assert len(places) == runners and len(set(places)) > 2, "environments have random streams of their own"
+    tab.click("#tiles")
+    assert tab.inner_text("#digest") == digest and tab.evaluate("page.mosaic") is None
+
+
 def test_a_replay_gets_a_badge(show, tmp_path):
     (replay,) = record(gpu_vecenv.VecEnv(GAME, 1, "cpu"), {"tagger": None, "runner": None}, seed=9)
     good, bad, other = (tmp_path / f"{name}.replay" for name in ("good", "bad", "other"))
