@@ -22,11 +22,13 @@ import gpu_vecenv
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.envs.registry import GAMES, gymnasium_id, versions
 from gpu_vecenv.views.frames import Frames
+from gpu_vecenv.web.page import game_page
 
 SECTION = re.compile(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 # The paragraph above a table of an observation, which may name values for which the table holds, and the table.
 OBSERVATION = re.compile(r"^\*\*Observation\*\*([^\n]*(?:\n(?!\n|\|)[^\n]*)*)\n\n((?:\|[^\n]*\n)+)", re.MULTILINE)
 PARAMETERS = re.compile(r"^\| parameter \|[^\n]*\n(?:\|[^\n]*\n)+\n?", re.MULTILINE)
+LINK = re.compile(r"\]\((\w+\.md)")  # from games.md to a document beside it
 STEPS = 25  # from the reset to the picture of a game
 
 
@@ -266,7 +268,7 @@ def page(name: str, rules: str) -> str:
     kind = GAMES[name]
     game = kind()
     section = sections(rules)[name]
-    text = PARAMETERS.sub("", section)
+    text = LINK.sub(r"](../\1", PARAMETERS.sub("", section))
     for found, observation in reversed([*observation_tables(kind, text)]):
         above = found[0].removesuffix(found[2])
         text = text[: found.start()] + above + observation.markdown() + text[found.end() :]
@@ -296,6 +298,8 @@ With `--preset sample-efficient`, which needs fewer env-steps and more time for 
 
 With default values, after {STEPS} steps of a random policy, or at the end of the episode.
 :::
+
+<a href="../play/{name}.html">Play it in the browser</a>: the same source as WebAssembly, see [games in a browser](../web.md).
 
 {facts(name, game)}
 ## Try it
@@ -390,3 +394,10 @@ def write(docs: Path, folder: Path) -> None:
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
         picture(kind(), folder / f"{name}.png")
+
+
+def write_playable(folder: Path) -> None:
+    """Write a page for each game that plays it in a browser."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, kind in GAMES.items():
+        (folder / f"{name}.html").write_bytes(game_page(kind())["index.html"])

@@ -29,6 +29,7 @@ class Page {
     this.#facts();
     for (const speed of SPEEDS) $("speed").append(new Option(`${speed}×`, speed, speed === 1, speed === 1));
     this.#listen();
+    this.#shape(simulation.draw());
     new ResizeObserver(() => this.#fit()).observe(this.canvas);
     this.seed(0n);
     requestAnimationFrame((now) => this.#frame(now));
@@ -136,11 +137,7 @@ class Page {
     const context = canvas.getContext("2d");
     this.drawing = simulation.draw();
     const whole = [0, 0, canvas.width, canvas.height];
-    const aspect = `${this.drawing.width} / ${this.drawing.height}`;
-    if (canvas.style.aspectRatio !== aspect) {
-      canvas.style.aspectRatio = aspect;
-      canvas.parentElement.style.setProperty("--aspect", this.drawing.width / this.drawing.height);
-    }
+    this.#shape(this.drawing);
     context.fillStyle = cssColour(this.drawing.background);
     context.fillRect(...whole);
     paint(context, this.drawing, whole, this.ratio);
@@ -155,6 +152,14 @@ class Page {
   #rate() {
     const rate = this.mosaic?.rate ? `${formatted(this.mosaic.rate / 1e6)} million agent-steps/s in this browser, on one thread` : "…";
     $("rate").textContent = `${MOSAIC_ENVS.toLocaleString("en")} environments, random actions: ${rate}`;
+  }
+
+  // The canvas has the shape of the drawing.
+  #shape({ width, height }) {
+    const aspect = `${width} / ${height}`;
+    if (this.canvas.style.aspectRatio === aspect) return;
+    this.canvas.style.aspectRatio = aspect;
+    this.canvas.parentElement.style.setProperty("--aspect", width / height);
   }
 
   #ending() {
@@ -344,8 +349,15 @@ async function start() {
   const page = new Page(simulation, content);
   window.page = page;
   page.show();
+  // In a frame of another page: the many environments alone.
+  const embedded = location.hash === "#1024";
+  document.body.classList.toggle("embedded", embedded);
+  if (embedded) page.tiles(true);
+  const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
+  if (embedded && still) page.play(false);
+  if (embedded) return;
   if (content.replay) await page.open(bytesOfBase64(content.replay.content), content.replay.name);
-  else if (!matchMedia("(prefers-reduced-motion: reduce)").matches) page.play();
+  else if (!still) page.play();
 }
 
 start().catch((error) => {

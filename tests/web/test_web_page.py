@@ -38,7 +38,7 @@ def show(browser, tmp_path):
     def open_page(game, policy=None, *, replay=None, **kind):
         files.append(tmp_path / f"page{len(files)}.html")
         files[-1].write_bytes(game_page(game, policy, replay=replay)["index.html"])
-        contexts.append(browser.new_context(reduced_motion="reduce", **kind))
+        contexts.append(browser.new_context(**{"reduced_motion": "reduce", **kind}))
         tab = contexts[-1].new_page()
         tab.on("console", lambda message: logged.append(message.text))
         tab.on("pageerror", lambda error: logged.append(str(error)))
@@ -50,7 +50,8 @@ def show(browser, tmp_path):
     yield open_page
     for context in contexts:
         context.close()
-    assert logged == [] and [url for url in requested if not url.startswith("data:")] == [f.as_uri() for f in files]
+    loaded = {url.partition("#")[0] for url in requested if not url.startswith("data:")}
+    assert logged == [] and loaded == {file.as_uri() for file in files}
 
 
 def seeded(tab, seed):
@@ -226,6 +227,16 @@ def test_many_environments_at_once(show):
     assert len(places) == runners and len(set(places)) > 2, "environments have random streams of their own"
     tab.click("#tiles")
     assert tab.inner_text("#digest") == digest and tab.evaluate("page.mosaic") is None
+
+
+def test_a_frame_of_another_page_shows_the_many_environments_alone(show):
+    tab = show(GAME, viewport={"width": 480, "height": 560}, reduced_motion="no-preference")
+    tab.goto(f"{tab.url}#1024")
+    tab.reload()
+    tab.wait_for_function("() => page.mosaic && page.mosaic.rate > 0")
+    box = tab.locator("#picture").bounding_box()
+    assert box["width"] == pytest.approx(box["height"], abs=1) and not tab.is_visible("#playback")
+    assert tab.evaluate("document.documentElement.scrollHeight <= innerHeight")
 
 
 def test_a_replay_gets_a_badge(show, tmp_path):
