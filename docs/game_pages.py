@@ -299,7 +299,8 @@ With `--preset sample-efficient`, which needs fewer env-steps and more time for 
 With default values, after {STEPS} steps of a random policy, or at the end of the episode.
 :::
 
-<a href="../play/{name}.html">Play it in the browser</a>: the same source as WebAssembly, see [games in a browser](../web.md).
+<a href="../play/{name}.html">Play it in the browser</a>: the same source as WebAssembly, see
+[games in a browser](../web.md).
 
 {facts(name, game)}
 ## Try it

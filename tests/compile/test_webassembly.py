@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import re
 import sys
+from pathlib import Path
 
 import ledger
 import pytest
@@ -16,6 +18,7 @@ from gpu_vecenv.envs.registry import GAMES, versions
 from gpu_vecenv.errors import CompilerError, DeviceUnavailableError, KernelCompileError, SourceRuleError
 
 require_node()
+DOCS = Path(__file__).parents[2] / "docs"
 SLOW = ("tag_continuous", "skirmish")  # to compile
 CONFIGS = [
     pytest.param(name, version, marks=pytest.mark.slow if name in SLOW else ())
@@ -68,6 +71,23 @@ def _sections(wasm):
                 break
         yield number, wasm[at : at + size]
         at += size
+
+
+def test_the_code_of_the_documentation_runs(tmp_path):
+    (code,) = re.findall(r"^```js\n(.*?)^```$", (DOCS / "web.md").read_text(), re.MULTILINE | re.DOTALL)
+    script = tmp_path / "documented.js"
+    script.write_text(
+        'import { readFileSync } from "node:fs";\n'
+        "const { wasm, layout, shared } = JSON.parse(readFileSync(process.argv[2]));\n"
+        f"const bytes = bytesOfBase64(wasm);\n{code}"
+        "console.log(JSON.stringify([[...env.outputs.rewards], [...env.state.cell]]));\n"
+    )
+    game = gpu_vecenv.configure("tag_gridworld", num_taggers=2)
+    rewards, cells = run_node(script, module_json(game), "engine.js")
+    env = VecEnv(game, 64, "cpu")
+    env.reset(seed=7)
+    assert rewards == env.step(env.sample_actions())[1].flatten().tolist()
+    assert cells == env.state["cell"].flatten().tolist()
 
 
 def test_randomised_parameters_are_drawn_as_on_the_cpu():
