@@ -21,6 +21,7 @@ from gymnasium.spaces import Box
 import gpu_vecenv
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.envs.registry import GAMES, gymnasium_id, versions
+from gpu_vecenv.train.opponents_config import OpponentsConfig
 from gpu_vecenv.views.frames import Frames
 from gpu_vecenv.web.page import game_page
 
@@ -276,6 +277,8 @@ def page(name: str, rules: str) -> str:
     shared = common(name, rules)
     also = f" and in [{shared.lower()}](../games.md#{anchor(shared)})" if shared else ""
     preset = preset_table(kind.preset)
+    if kind.preset_opponents:
+        preset += "\n" + opponents_sentence(kind.preset_opponents)
     efficient = ""
     if kind.sample_efficient_preset:
         efficient = f"""
@@ -348,6 +351,16 @@ def preset_table(preset: Mapping[str, Any]) -> str:
     """Hyper-parameters and their values."""
     rows = [[f"`{key}`", f"{value:,}" if type(value) is int else value] for key, value in preset.items()]
     return table(["hyper-parameter", "value"], rows)
+
+
+def opponents_sentence(opponents: Mapping[str, Any]) -> str:
+    """What the preset has of opponents."""
+    config = OpponentsConfig(**opponents)
+    return (
+        f"In {config.share:.0%} of the environments one side learns against [opponents](../training.md#opponents): "
+        f"{', '.join(config.names)}; `--opponents` without a value trains without them, as do several processes, "
+        "`--population` and `--frozen`.\n"
+    )
 
 
 def vectorised(game: Env) -> tuple[int, ...]:

@@ -61,6 +61,12 @@ class OpponentOptions:
         with errors_name_options():
             return OpponentsConfig(**{**values, "members": tuple(_member(game, text) for text in self.opponents)})
 
+    @classmethod
+    def of_config(cls, config: OpponentsConfig) -> OpponentOptions:
+        """The options that make a configuration without opponents of one's own."""
+        values = {OPTIONS.get(name, name): value for name, value in config.description().items()}
+        return cls(**{**values, "opponents": config.names})
+
     def settings(self) -> dict[str, Any]:
         """What ``of_settings`` takes; paths are whole, so that any folder can be the present one."""
         return {**dataclasses.asdict(self), "opponents": [_whole(text) for text in self.opponents]}

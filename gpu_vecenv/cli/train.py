@@ -40,9 +40,10 @@ from gpu_vecenv.errors import CheckpointVersionError, ConfigError, UnknownGameEr
 from gpu_vecenv.files import check_output
 from gpu_vecenv.train.capacity import max_num_envs_that_fit
 from gpu_vecenv.train.checkpoint import CHECKPOINTS, CheckpointFolder
-from gpu_vecenv.train.distributed import World, process_group
+from gpu_vecenv.train.distributed import World, num_processes, process_group
 from gpu_vecenv.train.fixed_opponents import parsed_scripts
 from gpu_vecenv.train.learner_config import LearnerConfig
+from gpu_vecenv.train.opponent_ranges import preset_opponents
 from gpu_vecenv.train.opponents_config import RANDOM
 from gpu_vecenv.train.policy import Policy
 from gpu_vecenv.train.policy_specs import RUN_WIDE_KEYS, PolicySpec, Sharing, names_of_policies, resolve_specs
@@ -106,12 +107,14 @@ class Train(DeviceOptions, Generic[GameT, ConfigT]):
         if game is None:
             return with_parameter(cls, NoGame, PPOConfig), tyro.MISSING_NONPROP
         num_envs, config = _defaults(selection, game)
+        opposition = _default_opponents(selection, game, num_envs)
         check_option_names(cls, RunConfig, OpponentOptions, type(config), game)
         defaults = cls(
             game_name=arguments[0],
             num_envs=num_envs,
             algorithm=selection.algorithm,
             preset=selection.preset,
+            opposition=opposition,
             learner=config,  # type: ignore[arg-type]  # the parameters are chosen at run time
             game=game(),  # type: ignore[arg-type]
         )
@@ -234,6 +237,9 @@ class _Selection:
 
     algorithm: AlgorithmName = "ppo"
     preset: PresetName = "fast"
+    num_envs: int | Literal["auto"] | None = None
+    population: int = 1
+    frozen: tuple[str, ...] = ()
     resume: Path | None = None
 
 
@@ -256,6 +262,16 @@ def _defaults(selection: _Selection, game: type[Env]) -> tuple[int | Literal["au
     preset = dict(game.algorithm_presets.get(algorithm, sizes))
     num_envs = preset.pop("num_envs", "auto")
     return num_envs, PQNConfig.vdn(**preset) if algorithm == "pqn-vdn" else PQNConfig(**preset)
+
+
+def _default_opponents(selection: _Selection, game: type[Env], num_envs: int | Literal["auto"]) -> OpponentOptions:
+    """Those of the game's preset; none with other hyper-parameters, frozen roles, or where there cannot be any."""
+    others = selection.algorithm != "ppo" or selection.preset != "fast" or selection.frozen
+    if not game.preset_opponents or others or selection.population > 1 or num_processes() > 1:
+        return OpponentOptions()
+    count = num_envs if selection.num_envs is None else selection.num_envs
+    config = preset_opponents(game(), None if count == "auto" else count)
+    return OpponentOptions() if config is None else OpponentOptions.of_config(config)
 
 
 @dataclass(frozen=True, kw_only=True)

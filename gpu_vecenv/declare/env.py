@@ -92,6 +92,8 @@ class Env:
     )  # num_envs and PPOConfig values that train this game well
     # The same with as few env-steps as possible instead of as little time: --preset sample-efficient.
     sample_efficient_preset: ClassVar[Mapping[str, Any]] = types.MappingProxyType({})
+    # OpponentsConfig values that go with ``preset``: whom a share of the environments plays against in training.
+    preset_opponents: ClassVar[Mapping[str, Any]] = types.MappingProxyType({})
     # The same for other algorithms of the command line, by their names, such as "pqn-vdn".
     algorithm_presets: ClassVar[Mapping[str, Mapping[str, Any]]] = types.MappingProxyType({})
     # Fields of the state that a central critic sees, one after the other, each as float32. Empty: all observations.
@@ -327,6 +329,11 @@ class Env:
         """The preset of the version that this configuration plays."""
         played = self.played_version
         return self.other_versions[played].preset if played in self.other_versions else self.preset
+
+    @property
+    def own_preset_opponents(self) -> Mapping[str, Any]:
+        """``preset_opponents``, or of another version than ``version`` none."""
+        return {} if self.played_version in self.other_versions else self.preset_opponents
 
     @property
     def randomizable(self) -> tuple[str, ...]:

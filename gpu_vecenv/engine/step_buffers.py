@@ -182,6 +182,12 @@ class StepBuffers(NamedTuple):
         }
         return StepBuffers._of(layout, given | rest)
 
+    def with_final_obs(self, final_obs: torch.Tensor) -> StepBuffers:
+        """The same buffers, but final observations are written to another tensor."""
+        pointers = list(self.pointers)
+        pointers[StepBuffers._fields.index("final_obs") - 2] = final_obs.data_ptr()
+        return self._replace(pointers=tuple(pointers), final_obs=final_obs)
+
     @staticmethod
     def _of(layout: StepBuffersLayout, named: Mapping[str, torch.Tensor]) -> StepBuffers:
         tensors: list[Any] = [named.get(name) for name in StepBuffers._fields[2:]]

@@ -43,7 +43,7 @@ class ContinuousMountainCar(MountainCarBase):
     sample_efficient_preset = MappingProxyType(
         {
             "num_envs": 8,
-            "total_steps": 20_000,
+            "total_steps": 30_000,
             "num_steps": 256,
             "num_epochs": 10,
             "num_minibatches": 32,

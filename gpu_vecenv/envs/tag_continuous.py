@@ -75,7 +75,7 @@ class TagContinuous(Env):
     preset = MappingProxyType(
         {
             "num_envs": 512,
-            "total_steps": 30_000_000,
+            "total_steps": 15_000_000,
             "num_steps": 64,
             "num_minibatches": 32,
             "learning_rate": 0.0005,
@@ -88,6 +88,7 @@ class TagContinuous(Env):
             "precision": "tf32",
         }
     )
+    preset_opponents = MappingProxyType({"members": ("snapshots", "random"), "share": 0.5})
 
     def validate(self) -> None:
         for low, high in (("min_acceleration", "max_acceleration"), ("min_turn", "max_turn")):

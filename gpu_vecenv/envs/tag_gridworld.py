@@ -41,7 +41,7 @@ class TagGridworld(Env):
             "num_envs": 512,
             "total_steps": 8_000_000,
             "num_minibatches": 64,
-            "learning_rate": 0.001,
+            "learning_rate": 0.002,
             "final_entropy_coefficient": 0.0,
         }
     )

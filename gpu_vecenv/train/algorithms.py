@@ -31,7 +31,7 @@ class Algorithm(NamedTuple):
 
     config: type[LearnerConfig]
     make_policy: MakePolicy
-    learner: Callable[..., Learner[Any]]  # takes the arguments of ``Learner``
+    learner: type[Learner[Any]]
     num_cells: Callable[[Any], int]  # in a default network with recurrent layers, of a configuration
 
 

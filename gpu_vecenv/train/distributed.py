@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Protocol
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -14,6 +16,21 @@ import torch.distributed as dist
 from gpu_vecenv.errors import ConfigError, RankLostError
 
 TIMEOUT = timedelta(seconds=60)  # of a collective operation
+
+
+class Releasable(Protocol):
+    """Has something of the process group, such as a CUDA graph with its collectives."""
+
+    def release(self) -> None:
+        """Give it up."""
+
+
+_to_release: WeakSet[Releasable] = WeakSet()
+
+
+def release_before_the_group(owner: Releasable) -> None:
+    """Let ``process_group`` call ``release`` before it destroys the group, which waits for graphs with collectives."""
+    _to_release.add(owner)
 
 
 @dataclass(frozen=True)
@@ -35,7 +52,9 @@ class World:
 
     def all_reduce_mean(self, tensor: torch.Tensor) -> None:
         """Average the tensor over all processes, in place."""
-        if self.size > 1:
+        if self.size > 1 and dist.get_backend() == "nccl":
+            dist.all_reduce(tensor, dist.ReduceOp.AVG)  # in one launch
+        elif self.size > 1:
             dist.all_reduce(tensor)
             tensor /= self.size
 
@@ -78,12 +97,17 @@ def is_torchelastic_launched() -> bool:
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
+def num_processes() -> int:
+    """How many processes ``torchrun`` started; 1 without it."""
+    return int(os.environ["WORLD_SIZE"]) if is_torchelastic_launched() else 1
+
+
 @contextmanager
 def process_group(device: str | None) -> Iterator[tuple[World, str | None]]:
     """Initialise torch.distributed if ``torchrun`` started this process.
 
     Yields the World and this process's device: the GPU of its local rank (NCCL) or the CPU (gloo); without torchrun a
-    World of one process and ``device``.
+    World of one process and ``device``. CUDA graphs of Trainers with collectives are destroyed at the end.
 
     Raises:
         ConfigError: ``device`` names one GPU by its number.
@@ -101,6 +125,9 @@ def process_group(device: str | None) -> Iterator[tuple[World, str | None]]:
     if on_gpu:
         torch.cuda.set_device(own)
     rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
+    # NCCL may choose another algorithm for memory that it registers, which it does in graphs alone, and so another
+    # order of a sum: replays would not be bit-identical with the eager iteration after a resume.
+    os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
     try:
         dist.init_process_group("nccl" if on_gpu else "gloo", timeout=TIMEOUT)
         yield World.current(), own
@@ -112,5 +139,7 @@ def process_group(device: str | None) -> Iterator[tuple[World, str | None]]:
             ) from error
         raise
     finally:
+        for owner in list(_to_release):
+            owner.release()
         if dist.is_initialized():
             dist.destroy_process_group()

@@ -12,10 +12,12 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from gpu_vecenv.compile.backends import Backend
 from gpu_vecenv.compile.recording import recorder
 from gpu_vecenv.escapes import warn
+from gpu_vecenv.train.distributed import World, release_before_the_group
 
 EXTERNAL_EVENTS: dict[str, Any] = (
     {"external": True} if "external" in inspect.signature(torch.cuda.Event.__new__).parameters else {}
@@ -70,6 +72,41 @@ class GraphPool:
         self.handle: Any = torch.cuda.graph_pool_handle()
 
 
+def captured(call: Callable[[], None], handle: Any = None) -> torch.cuda.CUDAGraph:
+    """The CUDA graph of a callable, on the current stream, which is not the default one.
+
+    Args:
+        call: Without arguments or result.
+        handle: Of the memory pool; None: one of its own.
+
+    Raises:
+        RuntimeError: It cannot be captured; ``first_line`` has the reason. The pool cannot be used again.
+    """
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    # The thread of torch.distributed that watches NCCL calls the driver, which would invalidate a global capture.
+    mode = "thread_local" if dist.is_available() and dist.is_initialized() else "global"
+    collecting = gc.isenabled()
+    gc.disable()  # destructors of modules or streams would call the driver, which invalidates the capture
+    try:
+        with torch.cuda.graph(graph, pool=handle, stream=torch.cuda.current_stream(), capture_error_mode=mode):
+            call()
+    except RuntimeError:
+        torch.cuda.synchronize()
+        raise
+    finally:
+        if collecting:
+            gc.enable()
+    return graph
+
+
+def first_line(error: BaseException) -> str:
+    """Of the first error that led to this one: that of ending a capture says less."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return str(error).splitlines()[0]
+
+
 class GraphedCallable:
     """A callable without arguments or result: eager the first time, a CUDA graph from then on.
 
@@ -82,7 +119,8 @@ class GraphedCallable:
         name: Name for the warning.
         graph_pool: Memory pool of the graph; None never captures.
         parts: Does the same in several GraphedCallables. It takes the place of a callable that cannot be captured,
-            without a warning: that of the part which cannot says more.
+            without a warning: that of the part which cannot says more. With several processes there is one.
+        world: The processes of the callable's collectives: all of them replay a graph, or none does.
     """
 
     def __init__(
@@ -91,8 +129,10 @@ class GraphedCallable:
         name: str,
         graph_pool: GraphPool | None,
         parts: Callable[[], None] | None = None,
+        world: World | None = None,
     ) -> None:
         self.call, self.name, self.graph_pool, self._parts = call, name, graph_pool, parts
+        self._world = world or World()
         self.graph: torch.cuda.CUDAGraph | None = None
         self._warm = False
 
@@ -106,33 +146,33 @@ class GraphedCallable:
             self.call()
             self._warm = True
 
+    def release(self) -> None:
+        """Destroy the graph; the next call is eager again."""
+        if self.graph is not None:
+            self.graph.reset()
+        self.graph, self._warm = None, False
+
     def _capture(self, graph_pool: GraphPool) -> None:
-        graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize()
-        collecting = gc.isenabled()
-        gc.disable()  # destructors of modules or streams would call the driver, which invalidates the capture
+        graph, reason = None, "it cannot be in another process"
         try:
-            with torch.cuda.graph(graph, pool=graph_pool.handle, stream=torch.cuda.current_stream()):
-                self.call()
+            graph = captured(self.call, graph_pool.handle)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            graph_pool.reset_handle()
-            self.graph_pool = None
-            torch.cuda.synchronize()
-            if self._parts is not None:
-                self.call = self._parts
-                return
-            cause: BaseException = error
-            while cause.__context__ is not None:  # the first error, not that of ending the capture
-                cause = cause.__context__
-            reason = str(cause).splitlines()[0]
-            warn(f"{self.name} cannot be captured as a CUDA graph and runs without one: {reason}", stacklevel=3)
-        else:
+            reason = first_line(error)
+        some_failed, _ = self._world.all_agree(graph is None, False)
+        if not some_failed:
             self.graph = graph
-        finally:
-            if collecting:
-                gc.enable()
+            if self._world.size > 1:
+                release_before_the_group(self)
+            return
+        graph_pool.reset_handle()
+        self.graph_pool = None
+        if self._parts is not None:
+            self.call = self._parts
+        how = "without one" if self._parts is None else "in parts"
+        if self._parts is None or self._world.size > 1:
+            warn(f"{self.name} cannot be captured as a CUDA graph and runs {how}: {reason}", stacklevel=3)
 
 
 class StageTimer:

@@ -79,6 +79,8 @@ class Learner(ABC, Generic[ConfigT]):
         num_iterations: Of the run, which the schedules follow.
         states: In the rollout, of a recurrent policy; it learns from sequences in place of samples.
         envs: The environments in which the policy acts, from which it learns; None: all.
+        storage: Where gradients and metrics are, (``num_gradients_and_metrics``,) float32 zeros; None: a tensor of its
+            own.
 
     Raises:
         ConfigError: The minibatches cannot have equal sizes.
@@ -100,6 +102,7 @@ class Learner(ABC, Generic[ConfigT]):
         num_iterations: int = 1,
         states: RecurrentStates | None = None,
         envs: EnvRanges | None = None,
+        storage: torch.Tensor | None = None,
     ) -> None:
         self.policy, self.config, self.rollout, self.world = policy, config, rollout, world
         self.kernels, self.num_iterations = kernels, num_iterations
@@ -164,7 +167,7 @@ class Learner(ABC, Generic[ConfigT]):
         self.kernel = self.make_loss(chunk)
         # One flat tensor of all gradients and then the metrics: one all-reduce, one norm.
         sizes = [p.numel() for p in self.parameters]
-        flat = torch.zeros(sum(sizes) + len(self.loss_metrics) - 1, device=device)
+        flat = torch.zeros(self.num_gradients_and_metrics(policy), device=device) if storage is None else storage
         self.flat_grad_and_metrics, self.flat_grad, self.metrics = flat, flat[: sum(sizes)], flat[sum(sizes) :]
         self.grads = [g.view_as(p) for p, g in zip(self.parameters, self.flat_grad.split(sizes), strict=True)]
         self._set_grads()
@@ -263,6 +266,11 @@ class Learner(ABC, Generic[ConfigT]):
         raise NotImplementedError
 
     @classmethod
+    def num_gradients_and_metrics(cls, policy: Policy) -> int:
+        """Of a minibatch: elements of the parameters that can learn, and metrics of the loss."""
+        return sum(p.numel() for p in policy.parameters() if p.requires_grad) + len(cls.loss_metrics) - 1
+
+    @classmethod
     def metric_names(cls) -> tuple[str, ...]:
         """Names of what is logged for each policy, ``loss_metrics`` first."""
         return (*cls.loss_metrics, *OTHER_METRICS)
@@ -275,7 +283,7 @@ class Learner(ABC, Generic[ConfigT]):
     @property
     def num_updates(self) -> int:
         """Minibatches per iteration, all epochs together."""
-        return self.config.num_epochs * self.config.num_minibatches
+        return self.config.num_updates
 
     def report_to(self, totals: torch.Tensor, faults: torch.Tensor, stopped: torch.Tensor) -> None:
         """Where ``add_metrics`` adds the numbers of ``metric_names``, and when updates are skipped.
@@ -360,18 +368,22 @@ class Learner(ABC, Generic[ConfigT]):
 
     def minibatch_gradient(self, minibatch: int) -> None:
         """Gradient of the iteration's next minibatch, of number ``minibatch``, averaged over all processes."""
+        self.local_gradient(minibatch)
+        self.world.all_reduce_mean(self.flat_grad_and_metrics)
+
+    def local_gradient(self, minibatch: int) -> None:
+        """As ``minibatch_gradient``, of this process's samples alone."""
         if minibatch == 0 and self._value_norm is not None:
-            self.world.all_reduce_sum(self._value_norm.moments)
             self.stages["normalize_values"]()
         if minibatch % self.config.num_minibatches == 0:
             self.stages["shuffle"]()
         self.stages["backward"]()
-        self.world.all_reduce_mean(self.flat_grad_and_metrics)
 
-    def reduce_moments(self) -> None:
-        """Add the moments of all processes, before ``update_normalizers``."""
-        for update in self.normalizer_updates:
-            self.world.all_reduce_sum(update.moments)
+    @property
+    def moments_of_samples(self) -> list[torch.Tensor]:
+        """What ``update_statistics`` adds up, float64; those of several processes are summed after it."""
+        of_values = [] if self._value_norm is None else [self._value_norm.moments]
+        return [*of_values, *(update.moments for update in self.normalizer_updates)]
 
     def update_statistics(self) -> None:
         """Explained variance of the rollout, and its moments for the normalizers."""
@@ -384,7 +396,7 @@ class Learner(ABC, Generic[ConfigT]):
     def normalize_values(self) -> None:
         """Update the statistics of returns with ``value_norm_beta``, and the rollout's values, before all minibatches.
 
-        With the samples of all processes.
+        With the samples of all processes, see ``moments_of_samples``.
         """
         if self._value_norm is not None:
             with torch.no_grad():
@@ -400,12 +412,18 @@ class Learner(ABC, Generic[ConfigT]):
 
     def all_minibatches(self) -> None:
         """All epochs and minibatches of an iteration, by the network's kernels."""
-        self.normalize_values()
-        for _ in range(self.config.num_epochs):
+        for k in range(self.num_updates):
+            self.gradient_by_kernels(k)
+            self.optimizer_step()
+
+    def gradient_by_kernels(self, minibatch: int) -> None:
+        """As ``local_gradient``, by the network's kernels; may be part of a CUDA graph of all minibatches."""
+        index = minibatch % self.config.num_minibatches
+        if minibatch == 0:
+            self.normalize_values()
+        if index == 0:
             self._shuffle()
-            for indices, moments in zip(self._minibatches, self.moments, strict=True):
-                self._gradient(indices, moments)
-                self.optimizer_step()
+        self._gradient(self._minibatches[index], self.moments[index])
 
     @property
     def _minibatches(self) -> torch.Tensor:
@@ -472,7 +490,7 @@ class Learner(ABC, Generic[ConfigT]):
     def update_normalizers(self) -> None:
         """Update the normalizers, once an iteration: within one, observations are always normalised alike.
 
-        With the samples of all processes, see ``reduce_moments``.
+        With the samples of all processes, see ``moments_of_samples``.
         """
         for update in self.normalizer_updates:
             update.apply()
@@ -480,10 +498,8 @@ class Learner(ABC, Generic[ConfigT]):
     def discard_statistics(self) -> None:
         """Drop the moments and reward sums of a rollout whose iteration was interrupted."""
         self.reward_sums.zero_()
-        for update in self.normalizer_updates:
-            update.moments.zero_()
-        if self._value_norm is not None:
-            self._value_norm.moments.zero_()
+        for moments in self.moments_of_samples:
+            moments.zero_()
 
     def state(self) -> dict[str, torch.Tensor]:
         """The optimizer's live tensors by name, and the reward sums."""

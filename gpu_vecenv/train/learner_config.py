@@ -66,6 +66,11 @@ class LearnerConfig:
                 )
 
     @property
+    def num_updates(self) -> int:
+        """Minibatches per iteration, all epochs together."""
+        return self.num_epochs * self.num_minibatches
+
+    @property
     def reads_states(self) -> bool:
         """No, unless a subclass says so."""
         return False

@@ -56,6 +56,9 @@ class MetricsReader:
         episode_log: Of the rollout's environment.
         world: The processes.
         opponents: Of the rollout's environments; None: there are none.
+
+    Attributes:
+        stopped: (1,) float64: not 0 where the learners skip all updates.
     """
 
     def __init__(
@@ -78,12 +81,12 @@ class MetricsReader:
         self._sizes = *sizes, columns, len(COUNTS)
         self._totals = torch.zeros(sum(self._sizes) + 1, dtype=torch.float64, device=rollout.rewards.device)
         parts = self._totals.split([*sizes, columns + len(COUNTS), 1])
-        learned, self._shaped, self._results, self._of_members, episodes, stopped = parts
+        learned, self._shaped, self._results, self._of_members, episodes, self.stopped = parts
         self._take_in_episodes = episode_log.launch_into(episodes, clears=True)
         faults = episodes[columns + COUNTS.index("faults")]
         each = learned.split([len(learner.metric_names()) for learner in learners.values()])
         for learner, totals in zip(learners.values(), each, strict=True):
-            learner.report_to(totals, faults, stopped)
+            learner.report_to(totals, faults, self.stopped)
 
     def begin_iteration(self) -> None:
         """The host's part of an iteration's metrics, before its kernels are launched."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -49,6 +50,25 @@ def noop_of(game: Env, role: str) -> tuple[float, ...]:
     if not fits:
         raise ConfigError(f"noop of {role!r} of {type(game).__name__} is {found!r}; expected an action of {space}")
     return numbers
+
+
+def preset_opponents(game: Env, num_envs: int | None) -> OpponentsConfig | None:
+    """The opponents that a game's preset has, with fewer ranges where there are few environments.
+
+    Args:
+        game: The game.
+        num_envs: Environments in all; None where they are not known yet.
+
+    Returns:
+        None where the preset of the game's version has none, or each side would not have a range of one environment.
+    """
+    if not game.own_preset_opponents:
+        return None
+    config = OpponentsConfig(**game.own_preset_opponents)
+    if num_envs is None:
+        return config
+    ranges = min(config.num_ranges, int(config.share * num_envs))
+    return dataclasses.replace(config, num_ranges=ranges) if ranges >= len(sides_of(game)) else None
 
 
 class Ranges:

@@ -319,6 +319,16 @@ def _print_sizes(console: Console, runs: Sequence[Run], folder: Path) -> None:
         reason = trainer.rollout_reason
         how = "one launch for all steps" if reason is None else f"several launches a step ({reason})"
         _print_line(console, f"rollouts by {how}")
+        if processes > 1 and trainer.graphs:
+            _print_line(console, f"iterations by {graphs_of(trainer)}")
+
+
+def graphs_of(trainer: Trainer) -> str:
+    """What an iteration of several processes is on a GPU, and why it is not one CUDA graph."""
+    if trainer.by_kernels:
+        return "one CUDA graph, with the collectives of all processes"
+    reason = trainer.collectives_reason or "gradients by torch"
+    return f"several CUDA graphs, collectives between them ({reason})"
 
 
 def names_by_computation(trainer: Trainer) -> dict[str, list[str]]:

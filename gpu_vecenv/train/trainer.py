@@ -6,10 +6,12 @@ The environment runs in "next_step" mode: the last observation of an episode is 
 forward pass computes its value. At the step after it the environment resets; that transition is masked, like those of
 agents that have left the game.
 
-On a GPU an iteration whose gradients come from kernels is one CUDA graph. With several processes, or where torch
-computes gradients, these are graphs: rollout, permutation of the samples, gradient of a minibatch, optimizer step,
-metrics. The host reads the device once in one or more iterations. Checkpoints hold everything that an iteration depends
-on: an interrupted run resumes bit-identically.
+On a GPU an iteration whose gradients come from kernels is one CUDA graph, with the collectives of several processes.
+Where torch computes gradients, or collectives cannot be captured, these are graphs: rollout, permutation of the
+samples, gradient of a minibatch, optimizer step, metrics. Both have the same collectives: one after the rollout, for
+all statistics, one a minibatch, for the gradients of all policies, and one when metrics are read. The host reads the
+device once in one or more iterations. Checkpoints hold everything that an iteration depends on: an interrupted run
+resumes bit-identically.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from gpu_vecenv.escapes import warn
 from gpu_vecenv.progress import OnProgress, no_progress
 from gpu_vecenv.train.algorithms import CONFIGS, algorithm_of
 from gpu_vecenv.train.capacity import check_capacity
+from gpu_vecenv.train.captured_collectives import why_not_captured
 from gpu_vecenv.train.checkpoint import load_checkpoint, save_checkpoint
 from gpu_vecenv.train.curriculum import Curriculum, Schedules
 from gpu_vecenv.train.distributed import World
@@ -56,6 +59,7 @@ from gpu_vecenv.train.policy_kernels import Forward, choose_kernels
 from gpu_vecenv.train.policy_specs import PolicySpec, Sharing, keeps_states, policy_of_spec, resolve_specs
 from gpu_vecenv.train.populations import check_member, check_populations, members_of, populations_of
 from gpu_vecenv.train.ppo import PPOConfig
+from gpu_vecenv.train.reductions import GradientBucket, SummedTensors
 from gpu_vecenv.train.reward import RewardFunction
 from gpu_vecenv.train.role_view import agents_of, role_of
 from gpu_vecenv.train.rollout_storage import Rollout
@@ -63,6 +67,7 @@ from gpu_vecenv.train.sequences import RecurrentStates
 from gpu_vecenv.train.staggered_starts import stagger
 from gpu_vecenv.train.stored_config import with_defaults
 from gpu_vecenv.train.trainer_state import check_fits
+from gpu_vecenv.train.updates import Updates
 
 
 class Trainer:
@@ -197,21 +202,28 @@ class Trainer:
                 if policy.recurrent_state_size
             }
             graph_pool = GraphPool() if graphs and env.device.type == "cuda" else None
+            # Why the collectives of several processes are between CUDA graphs; None: they are in them.
+            self.collectives_reason = None if graph_pool is None else why_not_captured(self.world)
             settings: dict[str, Any] = {"seed": self.seed, "world": self.world, "graph_pool": graph_pool}
             settings["num_iterations"] = self.num_iterations
+            learners = {name: algorithm_of(self.configs[name]).learner for name, spec in specs.items() if spec.train}
+            sizes = {name: kind.num_gradients_and_metrics(self.policies[name]) for name, kind in learners.items()}
+            num_updates = {name: self.configs[name].num_updates for name in learners}
+            bucket = GradientBucket(sizes, num_updates, self.world, env.device)
             self.learners = {
-                name: algorithm_of(self.configs[name]).learner(
+                name: kind(
                     self.policies[name],
                     self.configs[name],
                     self.rollout,
                     kernels=kernels[name],
                     states=self.states.get(name),
                     envs=self.members[name].envs,
+                    storage=bucket.parts[name],
                     **settings,
                 )
-                for name, spec in specs.items()
-                if spec.train
+                for name, kind in learners.items()
             }
+            self._updates = Updates(self.learners, bucket, self.world)
             self.sampler = Sampler(self.env, squash=self.config.squash)
             rows = (env.num_envs, env.num_agents)
             self._parameters = torch.zeros((*rows, self.sampler.num_parameters), device=env.device)
@@ -274,11 +286,15 @@ class Trainer:
                 self.world,
                 self.opponents,
             )
+            moments = [x for learner in self.learners.values() for x in learner.moments_of_samples]
+            # Also what stops all updates, so that all processes skip the same ones.
+            self._sum_statistics = SummedTensors([*moments, self.metrics_reader.stopped], self.world)
         self.graphs, self.timer = graph_pool is not None, StageTimer(env.device)
         self._graphed_rollout = GraphedCallable(self._collect_rollout, "the rollout", graph_pool)
+        self._graphed_begin = GraphedCallable(self._begin_updates, "the start of the updates", graph_pool)
         self._graphed_end = GraphedCallable(self._end_updates, "the metrics", graph_pool)
-        stages = self._iteration_in_stages
-        self._graphed_iteration = GraphedCallable(self.iteration_on_device, "the iteration", graph_pool, stages)
+        whole, stages = self.iteration_on_device, self._iteration_in_stages
+        self._graphed_iteration = GraphedCallable(whole, "the iteration", graph_pool, stages, self.world)
 
     @property
     def env_steps_per_iteration(self) -> int:
@@ -398,19 +414,19 @@ class Trainer:
         """Collect a rollout and prepare the learners, for callers with an update loop of their own."""
         with self.training():
             self.prepare_iteration()
-            self._graphed_rollout()
+            self._begin_in_stages()
 
     def end_iteration(self) -> dict[str, float]:
         """Update the normalizers and return the metrics of an iteration; errors as in ``read_iteration``."""
         with self.training():
-            self._end_in_stages()
+            self._graphed_end()
         self.count_iteration()
         return self.read_iteration()
 
     @property
     def by_kernels(self) -> bool:
-        """Whether an iteration can be one CUDA graph: all gradients come from kernels, in one process."""
-        return self.world.size == 1 and all(learner.uses_kernels for learner in self.learners.values())
+        """Whether an iteration can be one CUDA graph: all gradients come from kernels, and graphs have collectives."""
+        return self.collectives_reason is None and all(learner.uses_kernels for learner in self.learners.values())
 
     def use_stream(self, stream: torch.cuda.Stream) -> None:
         """Run on this stream from now on: trainers on different ones may run at the same time."""
@@ -460,21 +476,22 @@ class Trainer:
     def iteration_on_device(self) -> None:
         """All of an iteration that the device does, if it is ``by_kernels``; may be captured in a CUDA graph."""
         self._collect_rollout()
-        for learner in self.learners.values():
-            learner.all_minibatches()
+        self._sum_statistics()
+        self._begin_updates()
+        self._updates.on_device()
         self._end_updates()
 
     def _iteration_in_stages(self) -> None:
-        """The same of all learners and in several processes, each stage a graph."""
-        self._graphed_rollout()
-        for learner in self.learners.values():
-            learner.update()
-        self._end_in_stages()
-
-    def _end_in_stages(self) -> None:
-        for learner in self.learners.values():
-            learner.reduce_moments()
+        """The same of all learners, each stage a graph, the collectives between them."""
+        self._begin_in_stages()
+        self._updates.in_stages()
         self._graphed_end()
+
+    def _begin_in_stages(self) -> None:
+        """Up to the first minibatch."""
+        self._graphed_rollout()
+        self._sum_statistics()
+        self._graphed_begin()
 
     def _check_networks(self, obs: torch.Tensor) -> None:
         for name, learner in self.learners.items():
@@ -506,7 +523,7 @@ class Trainer:
 
     @torch.no_grad()
     def _collect_rollout(self) -> None:
-        """Also prepare the learners for it."""
+        """Also prepare the learners for it, and take its statistics."""
         self.timer.mark("start")
         data, timed_step = self.rollout, self.config.num_steps // 2  # its stages' shares of the time hold for all steps
         for learner in self.learners.values():
@@ -533,7 +550,6 @@ class Trainer:
             self.levels.end_rollout()
         for learner in self.learners.values():
             learner.update_statistics()
-            learner.begin_update()
         self.timer.mark("collected")
         if not self._networks_checked:  # the first observations of all environments may have been equal
             self._check_networks(self.rollout.obs[:-1])
@@ -555,6 +571,12 @@ class Trainer:
         trained = {name: agents_of(env.game, name.split("+")) for name, spec in specs.items() if spec.train}
         whole = [name for name in trained if getattr(specs[name].config or self.config, "mixing", "none") == "vdn"]
         return Ranges(opponents, env.game, env.num_envs, trained, whole)
+
+    @torch.no_grad()
+    def _begin_updates(self) -> None:
+        """Schedules and counters of the learners, for the iteration's updates."""
+        for learner in self.learners.values():
+            learner.begin_update()
 
     @torch.no_grad()
     def _end_updates(self) -> None:
@@ -723,7 +745,10 @@ class Trainer:
             "episode_log",
             "_graphed_iteration",
             "_graphed_rollout",
+            "_graphed_begin",
             "_graphed_end",
+            "_updates",
+            "_sum_statistics",
             "_compute_advantages",
             "_parameters",
             "_forward_passes",

@@ -52,8 +52,7 @@ class HostCopy:
             return self._on_device
         _, dtype, shape, strides, first = self._final_obs
         final_obs = self._host.view(dtype).as_strided(shape, strides, first)
-        pointers = (*self._on_device.pointers[:-1], final_obs.data_ptr())
-        return self._on_device._replace(pointers=pointers, final_obs=final_obs)
+        return self._on_device.with_final_obs(final_obs)
 
     def arrays(self) -> Arrays:
         """Name -> array of the outputs written to the last ``step_buffers``; synchronises with the device."""

@@ -62,6 +62,7 @@ RIGHT = {
     "reference_arguments": {"{}"},
     "reference_methods": {"{}"},
     "sample_efficient_preset": NAMES,
+    "preset_opponents": NAMES,
     "algorithm_presets": {"{}"},
     "other_versions": {"{}"},
     "roles": {"other role -> 1"},

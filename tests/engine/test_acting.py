@@ -217,3 +217,19 @@ def test_some_roles_may_have_team_reward():
 def test_wrong_declarations(attributes, message):
     with pytest.raises(EnvDefinitionError, match=message):
         declared(**attributes)()
+
+
+def test_final_observations_can_be_written_elsewhere(device):
+    env, twin = (gpu_vecenv.make("connect_four", 64, device, autoreset_mode="same_step") for _ in range(2))
+    obs, _ = env.reset(seed=3)
+    twin.reset(seed=3)
+    ended = 0
+    for _ in range(40):
+        actions, elsewhere = env.sample_actions(), torch.full_like(obs, -1.0)
+        *_, info = env.step(actions, out=env.step_buffers().with_final_obs(elsewhere))
+        *_, expected = twin.step(actions)
+        rows = expected["_final_obs"]
+        assert info["acting"].equal(expected["acting"]) and info["_final_obs"].equal(rows)
+        assert elsewhere[rows].equal(expected["final_obs"][rows]) and elsewhere[~rows].eq(-1).all()
+        ended += rows.sum()
+    assert ended

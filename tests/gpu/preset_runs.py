@@ -18,6 +18,7 @@ from results import ROWS
 from gpu_vecenv import Env, PPOConfig, Trainer, VecEnv, configure
 from gpu_vecenv.errors import NonFiniteError
 from gpu_vecenv.train.evaluation import RolePolicy, evaluate
+from gpu_vecenv.train.opponent_ranges import preset_opponents
 from gpu_vecenv.train.parallel_trainers import ParallelTrainers
 
 EVAL_SEED = 1_000_000  # of the environments and actions of evaluations
@@ -49,7 +50,7 @@ def make_trainer(game: Env, learner: Mapping[str, Any], seed: int, device: torch
     """As the command line makes it."""
     values = {key: tuple(value) if isinstance(value, list) else value for key, value in learner.items()}
     env = VecEnv(game, values.pop("num_envs"), device, autoreset_mode="next_step")
-    return Trainer(env, PPOConfig(**values), seed=seed)
+    return Trainer(env, PPOConfig(**values), seed=seed, opponents=preset_opponents(game, env.num_envs))
 
 
 def returns_of(

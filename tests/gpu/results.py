@@ -39,6 +39,7 @@ from gpu_vecenv.engine.timing import provenance
 from gpu_vecenv.envs.registry import configure
 from gpu_vecenv.errors import NonFiniteError
 from gpu_vecenv.train.evaluation import evaluate
+from gpu_vecenv.train.opponent_ranges import preset_opponents
 from gpu_vecenv.train.parallel_trainers import ParallelTrainers
 from gpu_vecenv.train.plots import EPISODE_METRICS, METRICS_FILE, plot_runs
 from gpu_vecenv.train.ppo import PPOConfig
@@ -99,7 +100,8 @@ def make_trainer(row: str, factor: int, seed: int, device: torch.device, config:
     preset["num_minibatches"] = preset.get("num_minibatches", PPOConfig().num_minibatches) * factor
     preset |= {} if config.total_steps is None else {"total_steps": config.total_steps}
     env = gpu_vecenv.VecEnv(game, num_envs, device, autoreset_mode="next_step")
-    return Trainer(env, PPOConfig(**preset), seed=seed)
+    opponents = preset_opponents(game, num_envs) if config.preset == "fast" else None
+    return Trainer(env, PPOConfig(**preset), seed=seed, opponents=opponents)
 
 
 def train(trainers: list[Trainer], deadline: float) -> tuple[list[list[dict[str, float]]], list[str]]:

@@ -35,6 +35,7 @@ from gpu_vecenv.compile.device import resolve_device
 from gpu_vecenv.engine.timing import provenance
 from gpu_vecenv.errors import NonFiniteError
 from gpu_vecenv.files import replace_file
+from gpu_vecenv.train.opponent_ranges import preset_opponents
 from gpu_vecenv.train.parallel_trainers import ParallelTrainers
 
 UNFINISHED = 3  # exit code
@@ -193,7 +194,7 @@ def make_trainer(row: Row, seed: int, device: torch.device, options: Options) ->
     env = VecEnv(game, preset.pop("num_envs"), device, autoreset_mode="next_step")
     if "hidden_sizes" in preset:
         preset["hidden_sizes"] = tuple(preset["hidden_sizes"])
-    return Trainer(env, PPOConfig(**preset), seed=seed)
+    return Trainer(env, PPOConfig(**preset), seed=seed, opponents=preset_opponents(game, env.num_envs))
 
 
 def train(row: Row, names: Mapping[str, int], device: torch.device, options: Options, results: Results) -> None:

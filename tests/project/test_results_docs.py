@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.scripts import imported_script
+
+from gpu_vecenv.train.seed_statistics import bootstrap_interval
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 TEXT = (DOCS / "results.md").read_text(encoding="utf-8")
@@ -63,12 +66,32 @@ def speeds() -> Iterator[str]:
 
 
 def speeds_of_short_iterations() -> Iterator[str]:
-    """One line for each configuration, on one GPU and on two."""
-    measured = json.loads((DOCS / "performance" / "h100-two-gpus.json").read_text(encoding="utf-8"))["rows"]
-    for one, two in zip(measured[::2], measured[1::2], strict=True):
+    """One line for each configuration, on one GPU and on two, as one graph and as several."""
+    measured = json.loads((DOCS / "performance" / "h200-two-gpus.json").read_text(encoding="utf-8"))
+    pairs = zip(measured["rows"][::2], measured["rows"][1::2], measured["in_stages"], strict=True)
+    for one, two, several in pairs:
         name = f"{one['game']}, {one['num_envs']:,} x {one['num_steps']}, 2 x {one['units'][0]}"
-        rates = [row["env_steps_per_s"] / 1e6 for row in (one, two)]
-        yield f"| {name} | {rates[0]:.2f} M | {rates[1]:.2f} M | {rates[1] / rates[0]:.2f} |"
+        rates = [row["env_steps_per_s"] / 1e6 for row in (one, two, several)]
+        ratios = f"{rates[1] / rates[0]:.2f} | {rates[2] / rates[0]:.2f}"
+        yield f"| {name} | {rates[0]:.2f} M | {rates[1]:.2f} M | {ratios} |"
+
+
+def goals_of_tag_gridworld(place: str) -> str:
+    """The line of a device: shares of episodes in which the runner was caught, and the seeds above the goal."""
+    runs = results(f"tag_gridworld-goals-{place.lower()}.json")["runs"].values()
+    columns = ("trained - random", "trained - flee", "trained - trained", "pursuit - trained")
+    found = {pairing: [run["pairings"][pairing]["tagged_all"] for run in runs] for pairing in columns}
+    cells = [f"{statistics.fmean(v):.1%} ({min(v):.1%} … {max(v):.1%})" for v in found.values()]
+    good = sum(share >= 0.85 for share in found["trained - flee"])
+    return f"| {place} | {len(runs)} | {' | '.join(cells)} | {good} of {len(runs)} |"
+
+
+def learners() -> Iterator[str]:
+    """The end of one line for each algorithm and library: interquartile mean, its interval, the worst seed."""
+    for row in results("simple_spread.json")["rows"]:
+        found, steps = bootstrap_interval(row["returns"]), f"{row['env_steps']:,}"
+        shown = f"{found.value:.1f} [{found.low:.1f}, {found.high:.1f}] | {min(row['returns']):.1f}"
+        yield f"| {row.get('title', 'gpu_vecenv')} | {len(row['returns'])} | {steps} | {shown} |"
 
 
 def minibatches() -> Iterator[str]:
@@ -111,3 +134,18 @@ def test_the_table_of_speeds_is_what_was_measured() -> None:
 def test_every_curve_is_shown_and_is_there() -> None:
     shown = set(re.findall(r"\]\((results/[\w-]+\.png)\)", TEXT))
     assert shown == {f"results/{path.name}" for path in (DOCS / "results").glob("*.png")}
+
+
+@pytest.mark.parametrize("place", ["CPU", "H200"])
+def test_the_table_of_goals_is_what_was_measured(place: str) -> None:
+    assert goals_of_tag_gridworld(place) in TEXT
+
+
+def test_the_table_of_learners_is_what_was_measured() -> None:
+    rows = list(learners())
+    assert len(rows) == 5 and [row for row in rows if row not in TEXT] == []
+
+
+def test_the_table_of_ten_seeds_is_what_was_measured() -> None:
+    with imported_script(DOCS.parent / "tests" / "gpu" / "figures.py") as figures:
+        assert figures.table([results("presets.json"), results("sb3.json")]) in TEXT

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import csv
+import dataclasses
 import os
 import re
 import signal
@@ -15,14 +16,16 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.bitwise import equal_bits
 from support.learning import run_update
 from support.processes import child_environment
 
 import gpu_vecenv
 from gpu_vecenv.cli.main import main
-from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.errors import ConfigError, NonFiniteError
 from gpu_vecenv.train.checkpoint import CheckpointFolder, load_checkpoint
 from gpu_vecenv.train.distributed import TIMEOUT, World, process_group
+from gpu_vecenv.train.policy_specs import PolicySpec
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.ppo_learner import PPOLearner
 from gpu_vecenv.train.trainer import Trainer
@@ -45,6 +48,17 @@ ONE_STEP = PPOConfig(
     normalize_advantages=False,
     staggered_starts=False,
 )
+# Policies with different numbers of minibatches, of which approx_kl ends some early, and the statistics of both kinds.
+LEARNERS = {"num_steps": 8, "hidden_sizes": (16,), "learning_rate": 1e-2, "total_steps": 10**6}
+NORMALIZED = PPOConfig(**LEARNERS, num_epochs=2, num_minibatches=2, normalize_obs=True, normalize_returns=True)
+MORE = dataclasses.replace(NORMALIZED, num_epochs=3, num_minibatches=4, target_kl=0.02)
+on_two_gpus = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")]
+DEVICES = ["cpu", pytest.param("cuda", marks=on_two_gpus)]
+WAYS = {
+    "normalizers": (NORMALIZED, {"tagger": PolicySpec(), "runner": PolicySpec(config=MORE)}),
+    "values": (PPOConfig(**LEARNERS, value_norm_beta=0.9, desired_kl=0.01), None),
+}
+SAVED, COMPARED = 2, 5  # iterations
 
 
 # What a process does under torchrun
@@ -84,6 +98,65 @@ def step_once(folder):
             found[f"after.{name}"] = torch.cat([p.detach().flatten() for p in learner.policy.parameters()])
         save_file(found, folder / f"{world.rank}.safetensors")
     return 0
+
+
+def state_of(trainer, metrics):
+    """A copy of all that the next iteration depends on, and the metrics but times."""
+    told = {name: value for name, value in metrics.items() if "time_fraction" not in name and "_per_s" not in name}
+    tensors = {name: tensor.cpu().clone() for name, tensor in trainer.state()[0].items()}
+    return {**tensors, "metrics": torch.tensor(list(told.values()), dtype=torch.float64)}
+
+
+def train_both_ways(folder, device):
+    """What several tests compare."""
+    with process_group(device) as (world, own):
+        found, graphs = three_ways(folder, world, own)
+        found["stopped"] = weights_of_stopped_iterations(world, own)
+    assert all(graphed.graph is None for graphed in graphs)  # NCCL waits for graphs with its collectives
+    save_file(found, folder / f"{world.rank}.safetensors")
+    return 0
+
+
+def three_ways(folder, world, device):
+    """Iterations as one work, in stages, and resumed; on a GPU the first and the last become one CUDA graph."""
+    found, graphs = {}, []
+    for name, (config, policies) in WAYS.items():
+        checkpoint = folder / f"{name}{world.rank}.safetensors"
+        for way in ("whole", "stages", "resumed"):
+            trainer = Trainer(small_env(world, device), config, seed=3, policies=policies)
+            assert trainer.by_kernels and trainer.collectives_reason is None
+            if way == "stages":
+                trainer.collectives_reason = "to compare"
+            if way == "resumed":
+                trainer.load(checkpoint)
+            for iteration in range(trainer.iteration, COMPARED):
+                metrics = trainer.train_iteration()
+                if (way, iteration) == ("whole", SAVED):
+                    trainer.save(checkpoint)
+            graphs.append(trainer._graphed_iteration)
+            assert (graphs[-1].graph is not None) == (device != "cpu" and way != "stages")
+            found |= {f"{name}.{way}.{key}": tensor for key, tensor in state_of(trainer, metrics).items()}
+    return found, graphs
+
+
+def weights_of_stopped_iterations(world, device):
+    """An environment of the second process has an invalid action before the second of four iterations."""
+    trainer, weights = Trainer(small_env(world, device), NORMALIZED, seed=3), []
+    for iteration in range(4):
+        if iteration == 1 and world.rank == 1:
+            trainer.env.faults()[0] = 1
+        trainer.launch_iteration()
+        parameters = [p.detach().flatten() for policy in trainer.policies.values() for p in policy.parameters()]
+        weights.append(torch.cat(parameters).cpu())
+    with pytest.raises(NonFiniteError, match="1 environments received invalid actions"):
+        trainer.read_iteration()
+    trainer.close()
+    return torch.stack(weights)
+
+
+def small_env(world, device):
+    first = {"first_env_index": 8 * world.rank, "max_steps": 7}
+    return gpu_vecenv.make("tag_gridworld", 8, device, autoreset_mode="next_step", **first)
 
 
 # The other side
@@ -271,6 +344,35 @@ def test_one_step_is_by_the_average_of_the_gradients_of_disjoint_envs(tmp_path):
         assert (after - before).abs().max() > rate / 2 and ranks[1][f"after.{name}"].double().equal(after)
 
 
+@pytest.fixture(scope="module", params=DEVICES)
+def both_ways(request, tmp_path_factory):
+    """What each process has found."""
+    folder = tmp_path_factory.mktemp("both")
+    code, _, errors = done(folder, __file__, "train_both_ways", folder, request.param)
+    assert code == 0, errors
+    return [load_file(folder / f"{rank}.safetensors") for rank in (0, 1)]
+
+
+def test_one_work_and_stages_train_the_same_bits_in_all_processes_and_resume(both_ways):
+    for rank in both_ways:
+        names = [name for name in rank if ".whole." in name]
+        assert len(names) == len(rank) // 3 > 50
+        for name in names:
+            for way in (".stages.", ".resumed."):
+                assert equal_bits(rank[name], rank[name.replace(".whole.", way)]), (name, way)
+    one, other = both_ways
+    learned = [name for name in one if "policy." in name or "optimizer." in name or name.endswith("metrics")]
+    for name in (name for name in learned if "reward_sums" not in name):  # those are of environments
+        assert equal_bits(one[name], other[name]), name
+    assert any(not other[name].equal(tensor) for name, tensor in one.items() if ".env." in name)
+
+
+def test_updates_are_skipped_in_all_processes_or_in_none(both_ways):
+    one, other = (rank["stopped"] for rank in both_ways)
+    assert one.equal(other)
+    assert not one[0].equal(one[1]) and one[1].equal(one[2]) and one[2].equal(one[3])
+
+
 def test_two_hosts_train_like_two_processes_of_one(alone, tmp_path):
     address, common = port(), [*TRAIN, "--out", tmp_path / "run"]
 
@@ -371,5 +473,5 @@ def test_a_single_process_needs_no_process_group():
 
 
 if __name__ == "__main__":
-    CALLS = (train_as_a_rank, train_with_a_rank_that_is_wrong, step_once)
+    CALLS = (train_as_a_rank, train_with_a_rank_that_is_wrong, step_once, train_both_ways)
     sys.exit({call.__name__: call for call in CALLS}[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:]))

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import gpu_vecenv
+from gpu_vecenv.train.distributed import World
 from gpu_vecenv.train.graph import GraphedCallable, GraphPool, StageTimer
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.trainer import Trainer
@@ -178,6 +179,38 @@ def test_what_cannot_be_captured_is_done_in_parts_without_a_warning_of_its_own(s
             repeated()
     assert repeated.graph is None and stage.graph is not None
     assert work.x.equal(done(1, "cuda")) and first.x.equal(done(4, "cuda")) and second.x.equal(done(5, "cuda"))
+
+
+class OtherFails(World):
+    """Of two processes the other one cannot capture."""
+
+    def all_agree(self, any_rank, rank_0):
+        return True, rank_0
+
+
+@pytest.mark.gpu
+def test_no_process_replays_a_graph_that_another_could_not_capture(stream):
+    work, parts = Work("cuda"), Work("cuda")
+    repeated = GraphedCallable(work, "the work", GraphPool(), parts, OtherFails(0, 2))
+    repeated()
+    with pytest.warns(UserWarning, match="the work cannot be captured .* runs in parts: it cannot be in another"):
+        repeated()
+    repeated()
+    assert repeated.graph is None and work.calls == 2 and work.x.equal(done(1, "cuda"))
+    assert parts.calls == 2 and parts.x.equal(done(2, "cuda"))
+
+
+@pytest.mark.gpu
+def test_a_graph_that_was_released_is_captured_anew(stream):
+    work = Work("cuda")
+    repeated = GraphedCallable(work, "the work", GraphPool())
+    for _ in range(3):
+        repeated()
+    repeated.release()
+    assert repeated.graph is None
+    for _ in range(3):
+        repeated()
+    assert repeated.graph is not None and work.calls == 4 and work.x.equal(done(6, "cuda"))
 
 
 # The clock

@@ -1,12 +1,18 @@
 """``gpu-vecenv train --opponents``: what it trains against, refusals, and resumes."""
 
 import csv
+import dataclasses
 import json
 import shutil
 
 import pytest
 from support.runs import cut_run
 
+from gpu_vecenv.cli.opponents import OpponentOptions
+from gpu_vecenv.cli.train import Train
+from gpu_vecenv.envs.tag_continuous import TagContinuous
+from gpu_vecenv.train.opponent_ranges import preset_opponents
+from gpu_vecenv.train.opponents_config import OpponentsConfig
 from gpu_vecenv.train.plots import METRICS_FILE
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -49,6 +55,32 @@ def train(command, device):
         )
 
     return call
+
+
+def default_opponents(*arguments):
+    """Of ``train tag_continuous``."""
+    return Train.for_arguments(["tag_continuous", *arguments])[1].opposition
+
+
+def test_the_opponents_of_a_preset_are_defaults_where_there_can_be_any(monkeypatch):
+    preset = OpponentsConfig(**TagContinuous.preset_opponents)
+    assert preset.names == ("snapshots", "random") and preset.share == 0.5
+    whole, few = default_opponents(), default_opponents("--num-envs", "6")
+    assert whole.config(TagContinuous()) == preset
+    assert few == dataclasses.replace(whole, opponents_ranges=3)
+    assert default_opponents("--num-envs", "auto") == whole
+    for without in (
+        ["--num-envs", "3"],  # one range, and two sides
+        ["--population", "2"],
+        ["--frozen", "runner=runs/old"],
+        ["--algorithm", "a2c"],
+        ["--preset", "mappo"],
+    ):
+        assert default_opponents(*without) == OpponentOptions()
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert default_opponents() == OpponentOptions()
+    assert preset_opponents(TagContinuous(egocentric=False), 512) is None
 
 
 def test_a_run_against_all_kinds_of_opponents_resumes_bit_by_bit(train, command, script, tmp_path):

@@ -73,8 +73,9 @@ def test_lockstep_can_be_chosen(device):
 def test_observations_have_the_elapsed_time(device):
     env = gpu_vecenv.make("tag_gridworld", 16, device, autoreset_mode="next_step", full_observation=False)
     trainer = Trainer(env, CONFIG, seed=3)
-    expected = staggered_steps(trainer.env).float() / trainer.env.game.max_steps
-    assert trainer.rollout.obs[-1, :, :, 5].equal(expected[:, None].expand(-1, env.num_agents))
+    # On the host: torch's division on a GPU is not that of IEEE.
+    expected = staggered_steps(trainer.env).cpu().float() / trainer.env.game.max_steps
+    assert trainer.rollout.obs[-1, :, :, 5].cpu().equal(expected[:, None].expand(-1, env.num_agents))
 
 
 def test_shortened_episodes_count_in_no_mean_and_no_number(device):

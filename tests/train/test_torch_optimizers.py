@@ -148,7 +148,7 @@ def test_weights_that_are_transposed_in_memory_are_trained_alike(name, device):
         env = gpu_vecenv.make("cartpole", 8, device)
         network = Transposed(contiguous)
         trainer = Trainer(env, config_of(name), policies={"agent": PolicySpec(network=network)})
-        before = network.weight.detach().clone()
+        before = network.weight.detach().cpu().clone()
         trainer.train_iteration()
         found.append([p.detach() for p in network.parameters()])
         assert not network.weight.cpu().equal(before)
