@@ -16,7 +16,9 @@ from gpu_vecenv.watch import player, replay
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
+from pursuit_surround import surround
 from tag_baselines import flee, pursuit
+from warehouse_robots import fetch
 
 RANDOM, FLEE, PURSUIT = "at random", "fleeing", "pursuing"
 
@@ -50,6 +52,8 @@ SCRIPTS: Mapping[str, Any] = {
     PURSUIT: pursuit,
     "by a rule": to_the_side_of_the_fall,
     "attacking": attack_the_closest,
+    "surrounding": surround,
+    "fetching": fetch,
 }
 
 
@@ -69,6 +73,11 @@ SCENES = {
     "tag_gridworld": Scene(({"tagger": RANDOM, "runner": RANDOM}, {"tagger": PURSUIT, "runner": FLEE})),
     "cartpole": Scene(({"agent": RANDOM}, {"agent": "by a rule"}), {"max_steps": 200}),
     "skirmish": Scene(({"ally": RANDOM}, {"ally": "attacking"}), {"scenario": "10m_vs_11m"}),
+    "pursuit": Scene(({"pursuer": RANDOM}, {"pursuer": "surrounding"}), {"max_steps": 200}),
+    "warehouse": Scene(
+        ({"robot": RANDOM}, {"robot": "fetching"}),
+        {"num_agents": 4, "column_height": 5, "sensor_range": 9, "max_steps": 150},
+    ),
     "simple_tag": Scene(({"adversary": RANDOM, "agent": RANDOM},), {"max_steps": 100}),
 }
 

@@ -29,7 +29,7 @@ SECTION = re.compile(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL
 # The paragraph above a table of an observation, which may name values for which the table holds, and the table.
 OBSERVATION = re.compile(r"^\*\*Observation\*\*([^\n]*(?:\n(?!\n|\|)[^\n]*)*)\n\n((?:\|[^\n]*\n)+)", re.MULTILINE)
 PARAMETERS = re.compile(r"^\| parameter \|[^\n]*\n(?:\|[^\n]*\n)+\n?", re.MULTILINE)
-LINK = re.compile(r"\]\((\w+\.md)")  # from games.md to a document beside it
+RELATIVE = re.compile(r"\]\((?=[\w./-]+\.md[#)])")  # links to other pages
 STEPS = 25  # from the reset to the picture of a game
 
 
@@ -249,14 +249,9 @@ def picture(game: Env, path: Path) -> None:
 
 
 def common(name: str, rules: str) -> str:
-    """The heading of what a game shares with its neighbours, or nothing."""
-    shared = ""
-    for heading in sections(rules):
-        if heading == name:
-            break
-        if heading not in GAMES:
-            shared = heading
-    return shared
+    """The heading of what a game shares with others, a section that names it, or nothing."""
+    shared = (heading for heading, text in sections(rules).items() if heading not in GAMES and f"`{name}`" in text)
+    return next(shared, "")
 
 
 def page(name: str, rules: str) -> str:
@@ -269,7 +264,7 @@ def page(name: str, rules: str) -> str:
     kind = GAMES[name]
     game = kind()
     section = sections(rules)[name]
-    text = LINK.sub(r"](../\1", PARAMETERS.sub("", section))
+    text = RELATIVE.sub("](../", PARAMETERS.sub("", section))
     for found, observation in reversed([*observation_tables(kind, text)]):
         above = found[0].removesuffix(found[2])
         text = text[: found.start()] + above + observation.markdown() + text[found.end() :]

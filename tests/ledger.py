@@ -41,6 +41,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "mountain_car": {"max_steps": 100},
     "continuous_mountain_car": {"max_steps": 100},
     "acrobot": {"max_steps": 100},
+    "pursuit": {"max_steps": 100},
 }
 SOURCES = (
     "gpu_vecenv/compile/codegen.py",

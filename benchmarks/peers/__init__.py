@@ -1,3 +1,15 @@
 """One module per peer: its ``PEER`` and ``prepare``. They import the peer in functions only."""
 
-PEERS = ("gymnasium", "mpe2", "envpool", "pufferlib", "gymnax", "purejaxrl", "jaxmarl", "vmas", "warpdrive")
+PEERS = (
+    "gymnasium",
+    "mpe2",
+    "sisl",
+    "rware",
+    "envpool",
+    "pufferlib",
+    "gymnax",
+    "purejaxrl",
+    "jaxmarl",
+    "vmas",
+    "warpdrive",
+)

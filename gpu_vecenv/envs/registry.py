@@ -24,12 +24,14 @@ from gpu_vecenv.envs.continuous_mountain_car import ContinuousMountainCar
 from gpu_vecenv.envs.mountain_car import MountainCar
 from gpu_vecenv.envs.overcooked import Overcooked
 from gpu_vecenv.envs.pendulum import Pendulum
+from gpu_vecenv.envs.pursuit import Pursuit
 from gpu_vecenv.envs.simple_adversary import SimpleAdversary
 from gpu_vecenv.envs.simple_spread import SimpleSpread
 from gpu_vecenv.envs.simple_tag import SimpleTag
 from gpu_vecenv.envs.skirmish import Skirmish
 from gpu_vecenv.envs.tag_continuous import TagContinuous
 from gpu_vecenv.envs.tag_gridworld import TagGridworld
+from gpu_vecenv.envs.warehouse import Warehouse
 from gpu_vecenv.errors import ConfigError, EnvDefinitionError, UnknownGameError, nearest
 
 GAMES: dict[str, type[Env]] = {
@@ -48,6 +50,8 @@ GAMES: dict[str, type[Env]] = {
         Skirmish,
         ConnectFour,
         Overcooked,
+        Pursuit,
+        Warehouse,
     )
 }
 Game = str | type[Env] | Env  # a registered name, a class or a configured game

@@ -6,6 +6,7 @@ import ast
 import builtins
 import functools
 import inspect
+import itertools
 import json
 import math
 import re
@@ -46,7 +47,7 @@ BUILTINS = (
 )
 NUMPY = (
     "absolute all any arange arccos arcsin arctan arctan2 argmax argmin argsort argwhere array asarray ceil clip "
-    "concatenate cos exp flatnonzero floor full hypot linspace log max maximum mean min minimum ndindex nonzero "
+    "concatenate cos diff exp flatnonzero floor full hypot linspace log max maximum mean min minimum ndindex nonzero "
     "ones ravel sign sin split sqrt stack sum tan tanh where zeros bool_ float32 float64 int32 int64 ndarray"
 ).split()
 MATH = "acos asin atan atan2 ceil cos exp fabs floor hypot log sin sqrt tan tanh".split()
@@ -58,6 +59,7 @@ COUNTERPARTS: list[tuple[Any, str]] = [
     *((getattr(math, name), f"math.{name}") for name in MATH),
     *((getattr(drawing, name), f"py.{name}") for name in DRAWING),
     (set, "py.set_of"),
+    (itertools.pairwise, "py.pairwise"),
 ]
 BY_ID = {id(value): name for value, name in COUNTERPARTS}
 RESERVED = frozenset(
@@ -149,7 +151,7 @@ class _Translation:
             return f"asarray({json.dumps(value.tolist())}, {json.dumps(kind)})"
         if isinstance(value, Mapping):
             entries = (f"[{self.literal(k, name)}, {self.literal(v, name)}]" for k, v in value.items())
-            return f"new Map([{', '.join(entries)}])"
+            return f"py.dict([{', '.join(entries)}])"
         if isinstance(value, tuple | list | range):
             items = ", ".join(self.literal(item, name) for item in value)
             return f"py.tuple_of({items})" if isinstance(value, tuple) else f"[{items}]"
@@ -290,7 +292,7 @@ class _Function:
                 if any(key is None for key in keys):
                     self.refuse(node)
                 entries = (f"[{self(k)}, {self(v)}]" for k, v in zip(keys, values, strict=True) if k is not None)
-                return f"new Map([{', '.join(entries)}])"
+                return f"py.dict([{', '.join(entries)}])"
             case ast.BinOp(left, operator, right):
                 return self.operation(node, operator, self(left), self(right))
             case ast.UnaryOp(ast.USub(), operand):
@@ -321,7 +323,7 @@ class _Function:
             case ast.SetComp(element, generators):
                 return f"new Set({self.comprehension(generators, lambda: self(element))})"
             case ast.DictComp(key, value, generators):
-                return f"new Map({self.comprehension(generators, lambda: f'[{self(key)}, {self(value)}]')})"
+                return f"py.dict({self.comprehension(generators, lambda: f'[{self(key)}, {self(value)}]')})"
             case ast.NamedExpr(ast.Name(name), value):
                 return f"({self.local(name)} = {self(value)})"
             case ast.Lambda(arguments, body):
@@ -377,7 +379,10 @@ class _Function:
 
     def call(self, node: ast.Call) -> str:
         """A call of a function or a method."""
-        callee = self.static(node.func)
+        called = node.func.value if isinstance(node.func, ast.Subscript) else node.func  # list[int]() is list()
+        callee = self.static(called)
+        if called is not node.func and not isinstance(callee, type):
+            callee = MISSING
         if isinstance(node.func, ast.Attribute) and self.is_data(self.static(node.func.value)):
             callee = MISSING  # a method of a constant
         if callee is not MISSING:

@@ -236,6 +236,10 @@ const numpy = {
     const ends = [...whole, length];
     return ends.map((end, k) => py.get(asarray(array), new Slice(k === 0 ? 0 : ends[k - 1], end, 1)));
   },
+  diff(array) {
+    const { data, kind } = asarray(array);
+    return asarray(data.slice(1).map((value, k) => value - data[k]), kind);
+  },
   nonzero: (array) => nonzero(asarray(array)),
   flatnonzero: (array) => nonzero(numpy.ravel(array))[0],
   argwhere: (array) => numpy.stack(nonzero(asarray(array)), 1),
@@ -284,6 +288,7 @@ for (const name of "sin cos tan asin acos atan atan2 sqrt hypot exp log floor ce
   math[name] = (...values) => Math[name](...values.map((value) => py.float(value)));
 }
 
+const TUPLES = new Map();
 const METHODS = "sum mean min max any all argmin argmax clip nonzero ravel argsort".split(" ");
 
 const py = {
@@ -324,7 +329,7 @@ const py = {
   less_equal: elementwise((x, y) => x <= y, "b"),
   greater: elementwise((x, y) => x > y, "b"),
   greater_equal: elementwise((x, y) => x >= y, "b"),
-  contains: (container, value) => (container instanceof Map || container instanceof Set ? container.has(value) : [...container].some((other) => py.same(other, value))),
+  contains: (container, value) => (container instanceof Map || container instanceof Set ? container.has(py.key(value)) : [...container].some((other) => py.same(other, value))),
   negative: mapped((x) => -x),
   invert: mapped((x) => (typeof x === "boolean" ? !x : ~x)),
   not: (value) => !py.truth(value),
@@ -351,7 +356,7 @@ const py = {
   slice: (start, stop, step) => new Slice(start, stop, step),
   get(container, index) {
     if (isArray(container)) return select(container, Array.isArray(index) && index.isTuple ? index : [index]);
-    if (container instanceof Map) return container.get(index);
+    if (container instanceof Map) return container.get(py.key(index));
     if (index instanceof Slice) {
       const taken = index.indices(container.length).map((k) => container[k]);
       return typeof container === "string" ? taken.join("") : taken;
@@ -362,7 +367,7 @@ const py = {
     return container[place < 0 ? place + container.length : place];
   },
   set(container, index, value) {
-    if (container instanceof Map) container.set(index, value);
+    if (container instanceof Map) container.set(py.key(index), value);
     else if (!isArray(container)) container[py.int(index) < 0 ? py.int(index) + container.length : py.int(index)] = value;
     else {
       const all = new NDArray(container.data.map((_, k) => k), container.shape, "i");
@@ -409,7 +414,7 @@ const py = {
       if (name === "count") return value.filter((other) => py.same(other, values[0])).length;
       if (name === "pop") return values.length > 0 ? value.splice(values[0], 1)[0] : value.pop();
     } else if (value instanceof Map) {
-      if (name === "get") return value.get(values[0]) ?? values[1] ?? null;
+      if (name === "get") return value.get(py.key(values[0])) ?? values[1] ?? null;
       if (name === "items") return [...value];
       if (name === "keys") return [...value.keys()];
       if (name === "values") return [...value.values()];
@@ -452,7 +457,18 @@ const py = {
   list: (values = []) => [...py.iterate(values)],
   tuple: (values = []) => py.tuple_of(...py.iterate(values)),
   set_of: (values = []) => new Set(py.iterate(values)),
-  dict: (values = []) => new Map(values),
+  dict: (values = []) => new Map([...values].map(([key, value]) => [py.key(key), value])),
+  // Equal tuples are one key.
+  key(value) {
+    if (!Array.isArray(value)) return value;
+    const text = JSON.stringify(value);
+    if (!TUPLES.has(text)) TUPLES.set(text, value);
+    return TUPLES.get(text);
+  },
+  pairwise(values) {
+    const all = py.list(values);
+    return all.slice(1).map((value, k) => py.tuple_of(all[k], value));
+  },
   sum: (values, start = 0) => [...py.iterate(values)].reduce((all, value) => py.add(all, value), start),
   min: (...values) => py.sorted(values.length === 1 ? values[0] : values)[0],
   max: (...values) => py.sorted(values.length === 1 ? values[0] : values).at(-1),

@@ -45,6 +45,7 @@ CASES = [
     ("tag_continuous", {"num_taggers": 5, "num_runners": 85}, 2, None),
     ("tag_continuous", {"num_taggers": 5, "num_runners": 65}, 3, 32),
     ("cartpole", {}, 129, 4),
+    ("warehouse", {"num_agents": 14, "request_queue_size": 5, "grid": "xx.x.x\n..gx.x\nx...g."}, 3, 8),
     ("tag_continuous", {"num_taggers": 10, "num_runners": 1500, "num_neighbors": 45}, 1, None),  # too many for staging
     (Crew, {}, 11, None),
     (Crew, {}, 4, 16),
@@ -62,6 +63,7 @@ CASES = [
     ("tag_continuous", {**FEW, "num_neighbors": "all", "egocentric": False}, 2, 2),
     ("tag_continuous", {"num_taggers": 5, "num_runners": 65, "egocentric": False}, 3, 32),
     ("tag_continuous", {"num_taggers": 6, "num_runners": 214, "egocentric": False}, 3, 64),
+    ("pursuit", {"x_size": 5, "y_size": 6, "num_pursuers": 12}, 13, 4),  # so crowded that evaders are caught
 ]
 
 

@@ -39,6 +39,7 @@ RANGES = {"gravity": (8, 12), "half_length": (0.3, 0.9)}
 SMALL = {
     "tag_continuous": {"num_taggers": 2, "num_runners": 5, "num_neighbors": 3, "max_steps": 12},
     "connect_four": {"slip": 0.5},
+    "pursuit": {"constraint_window": 0.8, "max_steps": 12, "x_size": 6, "y_size": 7},
     "acrobot": {"torque_noise_max": 0.5, "max_steps": 30},
     **{name: {"max_steps": 12} for name in ("tag_gridworld", "simple_spread", "mountain_car", "pendulum")},
 }

@@ -34,8 +34,12 @@ LONG_RUNS = [
     ("skirmish", {**BATTLE, "observed_units": 16, "max_steps": 20}, 8, 40),
     ("connect_four", {}, 65_536, 153),
     ("overcooked", {}, 25_000, 404),
+    ("pursuit", {"max_steps": 100}, 12_500, 204),
+    ("warehouse", {"num_agents": 4}, 10_000, 504),
 ]
 PANTRY = {"random_start_positions": True, "random_object_probability": 0.5}
+CROWDED = {"x_size": 6, "y_size": 9, "num_pursuers": 11, "num_evaders": 40}
+HALL = {"num_agents": 12, "request_queue_size": 9, "grid": "xx.x.x\n..gx.x\nx...g.\nxx.x.x"}
 VARIANTS = [
     ("tag_gridworld", {"num_taggers": 40, "full_observation": False, "random_start": True, "grid": 5}),
     ("tag_gridworld", {"num_taggers": 1, "grid": 1, "max_steps": 3}),
@@ -51,6 +55,10 @@ VARIANTS = [
     ("connect_four", {"num_rows": 9, "num_columns": 12, "line_length": 5, "slip": 0.3, "max_steps": 60}),
     ("overcooked", {"layout_name": "counter_circuit_o_1order", **PANTRY, "max_steps": 40, "cook_time": 6}),
     ("overcooked", {"grid": "XPSX\nO12D\nXXXX", **PANTRY, "max_steps": 25, "cook_time": 2}),
+    ("pursuit", {**CROWDED, "max_steps": 40}),
+    ("pursuit", {**CROWDED, "surround": False, "shared_reward": False, "obs_range": 4, "constraint_window": 0.7}),
+    ("warehouse", {"num_agents": 19, "size": "small", "max_steps": 40, "max_inactivity_steps": 25}),
+    ("warehouse", {**HALL, "reward_type": "two_stage", "max_steps": 60, "sensor_range": 3}),
 ]
 
 

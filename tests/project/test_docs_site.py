@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import importlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 import gpu_vecenv
+from gpu_vecenv.envs.particles import Particles
 from gpu_vecenv.envs.registry import GAMES
 
 ROOT = Path(__file__).parents[2]
@@ -55,6 +57,16 @@ def test_a_game_s_page_has_all_that_is_declared(game_pages: Any, name: str) -> N
     assert all(page.count(f"| `{key}` |") >= count for key, count in keys.items())
     measured = f"(results/{name}.png)" in (DOCS / "results.md").read_text(encoding="utf-8")
     assert measured == (DOCS / "results" / f"{name}.png").exists() == (f"(../results/{name}.png)" in page)
+
+
+@pytest.mark.parametrize("name", GAMES)
+def test_a_game_s_page_leads_to_others_from_its_folder(game_pages: Any, name: str) -> None:
+    page = game_pages.page(name, RULES)
+    links = set(re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page)) - {f"{name}.png"}
+    # The folder of the pages comes into being when the site is built.
+    files = [Path(os.path.normpath(DOCS / "games" / link)) for link in links]
+    assert "../games.md" in links and all(file.exists() for file in files), links
+    assert ("#particle-games" in page) == issubclass(GAMES[name], Particles)
 
 
 def variants(kind: Any) -> list[Any]:

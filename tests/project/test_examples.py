@@ -104,6 +104,12 @@ def test_connect_four_search(device: str, tmp_path: Path) -> None:
     assert share > 50
 
 
+def test_pursuit_surround(device: str, tmp_path: Path) -> None:
+    said = run(tmp_path, "pursuit_surround.py", "--episodes", "4", "--max-steps", "100", "--device", device)
+    scripted, moved_at_random = numbers(r"(?s)return (-?[\d.]+).*return (-?[\d.]+)", said)
+    assert scripted > 0 > moved_at_random
+
+
 def test_train_tag(device: str, tmp_path: Path) -> None:
     arguments = ["--total-steps", "512", "--num-envs", "16", "--episodes", "20", "--out", "p.safetensors"]
     said = run(tmp_path, "train_tag.py", *arguments, "--device", device)

@@ -69,7 +69,16 @@ def test_every_experiment_has_its_row() -> None:
 
 
 def test_every_bundled_game_is_compared_with_a_reference() -> None:
-    tests = ("oracles", "classic_control", "particle_games", "connect_four", "skirmish", "overcooked")
+    tests = (
+        "oracles",
+        "classic_control",
+        "particle_games",
+        "connect_four",
+        "skirmish",
+        "overcooked",
+        "pursuit",
+        "warehouse",
+    )
     files = [ROOT / "tests" / "envs" / f"test_{name}.py" for name in tests]
     compared = {word for path in files for word in re.findall(r'"(\w+)"', path.read_text(encoding="utf-8"))}
     assert {name for name, game in GAMES.items() if game.__module__.startswith("gpu_vecenv.")} <= compared

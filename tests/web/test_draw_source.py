@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import itertools
 import json
 import sys
 from functools import lru_cache
@@ -150,6 +151,10 @@ class Sketch(Env):
             (1, 2) == (1, 2),
             NUMBERS.ndim,
         ]
+        counts = dict[tuple[int, int], int]()
+        for pair in itertools.pairwise([1, 2, 1, 2]):
+            counts[pair] = counts.get(pair, 0) + 1
+        yield [*counts.values(), counts[(1, 2)], (2, 1) in counts, *np.diff(NUMBERS[0]), len(list[int]())]
         yield [
             NUMBERS.any(),
             (NUMBERS > 0).all(),
