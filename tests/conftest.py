@@ -1,9 +1,11 @@
 """What all tests share: required libraries, environment variables, CPU limits, devices."""
 
+import gc
 import importlib.util
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Generator
 
 import pytest
@@ -26,6 +28,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="SECONDS",
         help="fail each test that is not marked slow and uses more CPU time, that of its child processes included",
     )
+    parser.addoption(
+        "--host-flags",
+        default="",
+        metavar="FLAGS",
+        help="compiler flags for the host's kernels, such as -O1, with which they compile in half the time",
+    )
 
 
 def pytest_report_header() -> str:
@@ -40,12 +48,14 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     return report
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Libraries named in $GPU_VECENV_REQUIRED must be installed: their tests must not be skipped."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background; programs under test inherit it
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in CLEARED:  # here and not in a fixture: modules copy the environment when they are imported
         os.environ.pop(name, None)
+    if flags := config.getoption("--host-flags"):
+        os.environ["GPU_VECENV_CXXFLAGS"] = flags
     os.environ["MPLBACKEND"] = "agg"
     os.environ["GPU_VECENV_PROGRESS_SECONDS"] = "86400"  # no test prints more on a slower machine
     fuzz_seed()
@@ -54,6 +64,27 @@ def pytest_configure() -> None:
         find = shutil.which if library in ("chromium", "node") else importlib.util.find_spec  # programs and libraries
         if library != "cleanrl" and find(library) is None:  # its tests fetch CleanRL's scripts
             pytest.exit(f"$GPU_VECENV_REQUIRED names {library}, which is not installed", returncode=1)
+
+
+frozen_modules = 0
+
+
+def freeze_what_was_imported() -> None:
+    """Each trainer that is closed collects garbage; 0.5 s if that visited all tests and modules."""
+    global frozen_modules
+    if len(sys.modules) > frozen_modules + 300:  # torch._dynamo is imported by the first optimizer
+        gc.collect()
+        gc.freeze()
+        frozen_modules = len(sys.modules)
+
+
+def pytest_collection_finish() -> None:
+    freeze_what_was_imported()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    freeze_what_was_imported()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -84,6 +115,12 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
 def random_seed() -> int:
     """The seed of random inputs, another one in each run."""
     return fuzz_seed()
+
+
+@pytest.fixture
+def shipped_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are compiled as users have them, whatever --host-flags says."""
+    monkeypatch.delenv("GPU_VECENV_CXXFLAGS", raising=False)
 
 
 @pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

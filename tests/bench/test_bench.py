@@ -1,19 +1,19 @@
 """``python -m gpu_vecenv.bench``: rows, tables, sweeps, comparisons and options."""
 
+import contextlib
 import dataclasses
 import inspect
 import itertools
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from support.processes import child_environment, run_child
+from support.processes import run_child
 
 import gpu_vecenv.adapters
 from gpu_vecenv.bench import baselines as bench_baselines
@@ -192,25 +192,21 @@ def test_a_table_has_every_stage(quick, capsys, tmp_path):
     assert json.loads((tmp_path / "rows.json").read_text())["rows"] == results["rows"]
 
 
-@pytest.mark.slow
-def test_a_terminal_gets_a_table_by_default(tmp_path):
+def test_a_terminal_gets_a_table_by_default(quick, monkeypatch):
     pty = pytest.importorskip("pty")  # not on Windows
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "160")
     ours, theirs = pty.openpty()
-    bench_cartpole = [sys.executable, "-m", "gpu_vecenv.bench", "--device", "cpu", "--game", "cartpole"]
-    command = [*bench_cartpole, "--num-envs", "3"]
-    with subprocess.Popen(
-        command, stdout=theirs, cwd=tmp_path, env=child_environment(TERM="xterm", COLUMNS="160")
-    ) as running:
-        os.close(theirs)
-        said = b""
-        try:
-            while piece := os.read(ours, 1 << 16):
-                said += piece
-        except OSError:  # raised by Linux once the other end is closed
-            pass
+    with open(theirs, "w") as terminal, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", terminal)
+        quick(**SMALL)
+    said = b""
+    with contextlib.suppress(OSError):  # raised by Linux once the other end is closed
+        while piece := os.read(ours, 1 << 16):
+            said += piece
     os.close(ours)
     text = said.decode()
-    assert running.returncode == 0 and "sampling" in text and "│" in text and '{"game"' not in text
+    assert "sampling" in text and "│" in text and '{"game"' not in text
 
 
 @pytest.mark.parametrize(
@@ -454,10 +450,10 @@ def test_baselines_are_measured_in_the_same_run(baseline, game, quick):
     assert row["speedup"] == pytest.approx(ratio, rel=0.01, abs=0.006)  # rounded to 0.01
 
 
-@pytest.mark.slow
-def test_interfaces_are_measured_with_vec_env_and_launch(tmp_path):
-    printed, written = run_bench(tmp_path, "--interface", "gymnasium")
-    *rows, rest = map(json.loads, printed.splitlines())
+def test_interfaces_are_measured_with_vec_env_and_launch(quick, capsys, tmp_path):
+    quick(interface=("gymnasium",), json=tmp_path / "rows.json")
+    written = json.loads((tmp_path / "rows.json").read_text())
+    *rows, rest = map(json.loads, capsys.readouterr().out.splitlines())
     assert rows == written["rows"] and set(rest) == TOP - {"copy_bytes_per_s", "rows"}
     assert [(row["game"], row["num_envs"]) for row in rows] == [
         ("cartpole", 4096),

@@ -173,7 +173,7 @@ def test_what_a_source_may_not_have_is_refused(name, tmp_path):
 
 @pytest.mark.slow
 def test_a_sound_game_passes_in_one_table():
-    report = check(Crew(), autoreset_modes=["same_step", "disabled"])
+    report = check(Crew(), autoreset_modes=["disabled"])
     report.raise_for_failures()
     assert {"G01", "G02", "G03", "G04", "G05", "K01", "K18"} <= {*report.passed}
     assert str(report).count("K01") == 1
@@ -184,7 +184,9 @@ def test_a_sound_game_passes_in_one_table():
     "game", [Race(), Sacrifice(num_units=3, max_steps=6, limit=True)], ids=lambda game: game.name()
 )
 def test_games_whose_agents_do_not_act_in_each_step_pass(game):
-    checks = [name for name in (*GAME_CHECKS, *CHECKS) if name not in ("G00", "K21")]  # K21 needs random episodes
+    checks = [
+        name for name in (*GAME_CHECKS, *CHECKS) if name not in ("G00", "K18", "K21")
+    ]  # K21 needs random episodes
     report = check(game, checks=checks, autoreset_modes=["next_step"])
     report.raise_for_failures()
     assert {"G01", "G02", "G03", "G05", "K01", "K14"} <= {*report.passed}

@@ -130,7 +130,9 @@ def test_it_runs_by_itself(written):
     assert float(re.search(r"(\d+) episodes of ", done.stdout)[1]) > 1000
 
 
+# tests/cli/test_cli.py checks such a game too, but for the growth of memory.
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_it_keeps_the_promises_of_the_interface(written, device):
     game = load_game(written / "berry_ring.py")
     check_game(game(max_steps=20), device=device, steps=30).raise_for_failures()

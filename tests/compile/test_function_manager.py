@@ -744,7 +744,7 @@ FUSED_ON_THE_HOST = re.compile(r"\b(?:vf(?:m|nm)(?:add|sub)\w*|f(?:n?madd|n?msub
 
 
 @pytest.mark.slow
-def test_the_host_fuses_only_what_is_written(tmp_path):
+def test_the_host_fuses_only_what_is_written(shipped_flags, tmp_path):
     text = game_source(gpu_vecenv.configure("tag_continuous").layout)
     written = "return __builtin_fmaf(a, b, c);"
     assert text.count(written) == 1

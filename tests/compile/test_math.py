@@ -15,6 +15,8 @@ from support.kernels import signature, unpack
 from gpu_vecenv.compile.function_manager import FunctionManager
 from gpu_vecenv.declare.kernels import KernelSignature
 
+pytestmark = pytest.mark.usefixtures("shipped_flags")
+
 STRIDE = 1 if os.environ.get("GPU_VECENV_EXHAUSTIVE") == "1" else 1021
 CHUNK = 1 << 22
 INF, NAN = np.inf, np.nan

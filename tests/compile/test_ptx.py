@@ -1,6 +1,7 @@
 """What the CUDA compiler makes of every kernel: it compiles for GPUs that are not there, and its PTX is linted."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -14,6 +15,7 @@ from games.race import Race
 from games.sacrifice import Sacrifice
 from games.scouts import Scouts
 from games.weights import Weights
+from support.cases import mostly_exhaustive
 from support.kernels import signature, unpack
 from support.ptx_lint import PARAMETER, Finding, instructions, lint
 
@@ -43,7 +45,7 @@ from gpu_vecenv.train.ppo import PPOConfig, make_policy
 from gpu_vecenv.train.recurrent import CellKind
 from gpu_vecenv.train.recurrent_cells import CELLS_BACKWARD, CELLS_FORWARD, cells_source
 
-USUAL = 90  # the others are compiled by `make test-exhaustive`
+USUAL = 90  # `make test-exhaustive` compiles the others, and all combinations of cases
 ARCHITECTURES = (75, 80, 86, USUAL, 100)
 EACH = [pytest.param(k, marks=[] if k == USUAL else pytest.mark.exhaustive) for k in ARCHITECTURES]
 ENGINE_KERNELS = {f"kernel_vecenv_{name}" for name in ("layout", "reset", "step", "observe", "random_actions")}
@@ -220,6 +222,9 @@ def product_text(product: Product) -> str:
     return inline_includes(source + path.read_text(), path.name, path.parent)
 
 
+GRUS = {"20 units": (20, 1), "64 units": (64, 1), "128 units": (128, 1), "128 units, two tiles": (128, 2)}
+
+
 def gru_text(units: int, precision: Precision, warp_tiles: int) -> str:
     """The program of a GRU over sequences, as on a GPU."""
     constants = gru_source(units, precision, GPU_TENSOR_CORES, warp_tiles)
@@ -342,9 +347,22 @@ def test_every_device_source_is_in_one_of_these_programs():
     assert sources == {*BUNDLED, *OF_NO_GAME, *of_networks, *on_cpus, "sampler", "learner"}
 
 
+# Of these builds another text has each mechanism.
+SELDOM = {
+    *("tag_continuous-num_taggers=2-num_runners=3-num_neighbors=3-num_neighbors=all-guards", "race-guards"),
+    *("tag_continuous-egocentric=False", "cartpole-sampled", "tag_continuous-sampled", "race-sampled"),
+    *("tag_gridworld-num_taggers=999-full_observation=False-end_on_nonfinite-sampled", "pendulum-sampled-beta"),
+    *("sacrifice-num_units=100-end_on_nonfinite", "simple_tag-continuous_actions=True-end_on_nonfinite-guards"),
+}
+
+
+def test_what_is_seldom_compiled_are_texts():
+    assert {str(text) for text in TEXTS} >= SELDOM
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", EACH)
-@pytest.mark.parametrize("text", TEXTS, ids=str)
+@pytest.mark.parametrize("text", mostly_exhaustive(TEXTS, [text for text in TEXTS if str(text) not in SELDOM]), ids=str)
 def test_games_compile_for_gpus_that_are_not_there_round_as_written_and_address_in_64_bits(text, architecture):
     need(architecture)
     made, cubin = built(text.write(), f"sm_{architecture}")
@@ -362,9 +380,9 @@ def test_games_compile_for_gpus_that_are_not_there_round_as_written_and_address_
 @pytest.mark.parametrize("name", OF_NO_GAME)
 def test_programs_without_a_game_follow_the_rules_too(name, architecture):
     need(architecture)
-    cubin = compile_cubin(plain_text(name), f"sm_{architecture}")
+    made, cubin = built(plain_text(name), f"sm_{architecture}")
     assert all(b".text.kernel_" + kernel.name.encode() + b"\0" in cubin for kernel in OF_NO_GAME[name])
-    assert told(lint(ptx(plain_text(name), architecture=architecture))) == []
+    assert told(lint(made)) == []
 
 
 # The one function that asks for a fused product and sum, and what it is without.
@@ -384,35 +402,39 @@ def test_what_is_fused_is_what_the_source_fuses(text, architecture):
     assert told(lint(ptx(text.replace(*WRITTEN), architecture=architecture))) == []
 
 
+def rotating(cases: Iterable[object], offset: int = 0) -> list[tuple]:
+    """Each case and precision; one precision of each case in every run, which differ from case to case."""
+    cases, precisions = list(cases), list(TENSOR_CORE_OPCODES)
+    usual = [(case, precisions[(offset + k) % len(precisions)]) for k, case in enumerate(cases)]
+    return mostly_exhaustive([(case, precision) for case in cases for precision in precisions], usual)
+
+
 @pytest.mark.parametrize("architecture", [each for each in EACH if each.values[0] >= 80])
 @pytest.mark.parametrize("forward", [False, True], ids=["gradients", "forward"])
-@pytest.mark.parametrize("precision", TENSOR_CORE_OPCODES)
-@pytest.mark.parametrize("policy", PERCEPTRONS)
+@pytest.mark.parametrize(("policy", "precision"), rotating(PERCEPTRONS))
 @pytest.mark.slow
 def test_networks_on_tensor_cores_round_as_written_and_address_in_64_bits(policy, precision, forward, architecture):
     need(architecture)
     text, kernel = perceptron_text(policy, precision, forward), "forward" if forward else "gradients"
-    cubin = compile_cubin(text, f"sm_{architecture}")
-    assert b".text.kernel_perceptron_" + kernel.encode() + b"\0" in cubin
     assert text.count(WRITTEN[0]) == 1
-    made = ptx(text.replace(*WRITTEN), architecture=architecture)
+    made, cubin = built(text.replace(*WRITTEN), f"sm_{architecture}")
+    assert b".text.kernel_perceptron_" + kernel.encode() + b"\0" in cubin
     opcodes = {instruction.opcode for instruction in instructions(made)}
     assert opcodes >= TENSOR_CORE_OPCODES[precision]
     assert told(lint(made, TENSOR_CORE_OPCODES[precision])) == []
 
 
 @pytest.mark.parametrize("architecture", [each for each in EACH if each.values[0] >= 80])
-@pytest.mark.parametrize("precision", TENSOR_CORE_OPCODES)
-@pytest.mark.parametrize("policy", PERCEPTRONS)
+@pytest.mark.parametrize(("policy", "precision"), rotating(PERCEPTRONS, 2))
 @pytest.mark.slow
 def test_networks_layer_by_layer_round_as_written_and_address_in_64_bits(policy, precision, architecture):
     need(architecture)
     text, allowed = layerwise_text(policy, precision), {"tanh.approx.f32", "cvt.rn.bf16x2.f32"}
-    cubin = compile_cubin(text, f"sm_{architecture}")
+    assert text.count(WRITTEN[0]) == 1
+    made, cubin = built(text.replace(*WRITTEN), f"sm_{architecture}")
     for kernel in layerwise_kernels(gpu_vecenv.configure(PERCEPTRONS[policy][0]).layout):
         assert b".text.kernel_" + kernel.name.encode() + b"\0" in cubin
-    assert text.count(WRITTEN[0]) == 1
-    assert told(lint(ptx(text.replace(*WRITTEN), architecture=architecture), allowed)) == []
+    assert told(lint(made, allowed)) == []
 
 
 @pytest.mark.parametrize("architecture", [each for each in EACH if each.values[0] >= 80])
@@ -422,23 +444,22 @@ def test_products_of_layers_round_as_written_and_address_in_64_bits(product, arc
     need(architecture)
     assert PRODUCTS[product].blocks(GPU_TENSOR_CORES)
     text = product_text(PRODUCTS[product])
-    assert b".text.kernel_layer_product\0" in compile_cubin(text, f"sm_{architecture}")
     assert text.count(WRITTEN[0]) == 1
-    allowed = TENSOR_CORE_OPCODES["bfloat16"]
-    assert told(lint(ptx(text.replace(*WRITTEN), architecture=architecture), allowed)) == []
+    made, cubin = built(text.replace(*WRITTEN), f"sm_{architecture}")
+    assert b".text.kernel_layer_product\0" in cubin
+    assert told(lint(made, TENSOR_CORE_OPCODES["bfloat16"])) == []
 
 
 @pytest.mark.parametrize("architecture", [each for each in EACH if each.values[0] >= 80])
-@pytest.mark.parametrize("precision", TENSOR_CORE_OPCODES)
-@pytest.mark.parametrize(("units", "warp_tiles"), [(20, 1), (64, 1), (128, 1), (128, 2)])
+@pytest.mark.parametrize(("gru", "precision"), rotating(GRUS))
 @pytest.mark.slow
-def test_a_gru_rounds_as_written_and_addresses_in_64_bits(units, warp_tiles, precision, architecture):
+def test_a_gru_rounds_as_written_and_addresses_in_64_bits(gru, precision, architecture):
     need(architecture)
+    units, warp_tiles = GRUS[gru]
     text = gru_text(units, precision, warp_tiles)
-    cubin = compile_cubin(text, f"sm_{architecture}")
-    assert all(b".text.kernel_gru_" + kernel + b"\0" in cubin for kernel in (b"forward", b"backward"))
     assert text.count(WRITTEN[0]) == 1
-    made = ptx(text.replace(*WRITTEN), architecture=architecture)
+    made, cubin = built(text.replace(*WRITTEN), f"sm_{architecture}")
+    assert all(b".text.kernel_gru_" + kernel + b"\0" in cubin for kernel in (b"forward", b"backward"))
     assert {instruction.opcode for instruction in instructions(made)} >= TENSOR_CORE_OPCODES[precision]
     assert told(lint(made, TENSOR_CORE_OPCODES[precision])) == []
 
@@ -449,22 +470,21 @@ def test_a_gru_rounds_as_written_and_addresses_in_64_bits(units, warp_tiles, pre
 def test_recurrent_cells_round_as_written_and_address_in_64_bits(kind, precision, architecture):
     need(architecture)
     text = cells_text(kind, precision)
-    cubin = compile_cubin(text, f"sm_{architecture}")
-    assert all(b".text.kernel_cells_" + kernel + b"\0" in cubin for kernel in (b"forward", b"backward"))
     assert text.count(WRITTEN[0]) == 1
-    assert told(lint(ptx(text.replace(*WRITTEN), architecture=architecture))) == []
+    made, cubin = built(text.replace(*WRITTEN), f"sm_{architecture}")
+    assert all(b".text.kernel_cells_" + kernel + b"\0" in cubin for kernel in (b"forward", b"backward"))
+    assert told(lint(made)) == []
 
 
 @pytest.mark.parametrize("architecture", [each for each in EACH if each.values[0] >= 80])
-@pytest.mark.parametrize("precision", TENSOR_CORE_OPCODES)
-@pytest.mark.parametrize("rollout", ROLLOUTS)
+@pytest.mark.parametrize(("rollout", "precision"), rotating(ROLLOUTS, 1))
 @pytest.mark.slow
 def test_rollouts_round_as_written_and_address_in_64_bits(rollout, precision, architecture):
     need(architecture)
     text = rollout_text(rollout, precision)
-    assert b".text.kernel_rollout\0" in compile_cubin(text, f"sm_{architecture}")
     assert text.count(WRITTEN[0]) == 1
-    made = ptx(text.replace(*WRITTEN), architecture=architecture)
+    made, cubin = built(text.replace(*WRITTEN), f"sm_{architecture}")
+    assert b".text.kernel_rollout\0" in cubin
     assert {instruction.opcode for instruction in instructions(made)} >= TENSOR_CORE_OPCODES[precision]
     assert told(lint(made, TENSOR_CORE_OPCODES[precision])) == []
 
@@ -475,9 +495,8 @@ def test_rollouts_round_as_written_and_address_in_64_bits(rollout, precision, ar
 def test_joined_launches_follow_the_rules_too(name, architecture, parameter_bytes):
     need(architecture)
     text = joined_source(plain_text(name), parameter_bytes)
-    cubin = compile_cubin(text, f"sm_{architecture}")
+    made, cubin = built(text, f"sm_{architecture}")
     assert all(b".text.kernel_" + kernel.name.encode() + b"\0" in cubin for kernel in OF_NO_GAME[name])
-    made = ptx(text, architecture=architecture)
     assert told(lint(made)) == []
     # Arguments stay in the parameters: no thread copies them to memory of its own.
     assert "__local_depot" not in made and "%ctaid.z" in made

@@ -80,8 +80,12 @@ def make_emulated(monkeypatch):
     return make
 
 
+# Ids without the place in the list, as another game moves all behind it.
+IDS = [f"{getattr(name, '__name__', name)}-{num_envs}-{threads}" for name, _, num_envs, threads in CASES]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "config", "num_envs", "threads_per_env"), CASES)
+@pytest.mark.parametrize(("name", "config", "num_envs", "threads_per_env"), CASES, ids=IDS)
 def test_thread_groups_are_bitwise_equal_to_one_thread(name, config, num_envs, threads_per_env, make_emulated):
     game = gpu_vecenv.configure(name, **{"max_steps": 6, **config})
     mode = list(MODES)[num_envs % 3]

@@ -19,6 +19,8 @@ from gpu_vecenv.compile.function_manager import FunctionManager
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.vec_env import MODES, VecEnv
 
+pytestmark = pytest.mark.usefixtures("shipped_flags")
+
 SHORT = {"max_steps": 40}
 GAMES = {
     "cartpole": gpu_vecenv.configure("cartpole", **SHORT),

@@ -24,8 +24,8 @@ stats = pytest.importorskip("scipy.stats", reason="scipy, for tests of distribut
 NAMES = ("simple_spread", "simple_tag", "simple_adversary")
 TAG_CROWD = {"num_good": 3, "num_adversaries": 5, "num_obstacles": 4}
 CASES = [  # game, configuration, stage of the curriculum, episodes
-    ("simple_spread", {}, 0, 200),
-    ("simple_spread", {"continuous_actions": True}, 0, 200),
+    ("simple_spread", {}, 0, 64),
+    ("simple_spread", {"continuous_actions": True}, 0, 64),
     ("simple_spread", {"num_agents": 6, "local_ratio": 0.3, "max_steps": 7}, 0, 40),
     ("simple_spread", {"local_ratio": 1.0}, 0, 20),
     ("simple_spread", {"num_agents": 2, "local_ratio": 0.0}, 0, 20),
@@ -35,8 +35,8 @@ CASES = [  # game, configuration, stage of the curriculum, episodes
     ("simple_spread", {"num_agents": 1, "terminate_on_success": True, "max_steps": 1}, 0, 60),
     ("simple_spread", {"num_agents": 5, "num_agent_neighbors": 2, "num_landmark_neighbors": 3}, 0, 30),
     ("simple_spread", {"num_agent_neighbors": 4, "num_landmark_neighbors": 5}, 0, 20),
-    ("simple_tag", {}, 0, 200),
-    ("simple_tag", {"continuous_actions": True}, 0, 200),
+    ("simple_tag", {}, 0, 64),
+    ("simple_tag", {"continuous_actions": True}, 0, 64),
     ("simple_tag", {**TAG_CROWD, "max_steps": 9}, 0, 40),
     ("simple_tag", {"num_obstacles": 0, "num_good": 2, "continuous_actions": True}, 0, 30),
     ("simple_tag", {"curriculum": True}, 0, 20),
@@ -46,8 +46,8 @@ CASES = [  # game, configuration, stage of the curriculum, episodes
     ("simple_tag", {**TAG_CROWD, "num_agent_neighbors": 3, "num_landmark_neighbors": 2}, 0, 20),
     ("simple_tag", {"num_agent_neighbors": 5, "num_landmark_neighbors": 3}, 0, 20),
     ("simple_tag", {"num_good": 40, "num_adversaries": 80, "num_obstacles": 8, "max_steps": 2}, 0, 1),
-    ("simple_adversary", {}, 0, 200),
-    ("simple_adversary", {"continuous_actions": True}, 0, 200),
+    ("simple_adversary", {}, 0, 64),
+    ("simple_adversary", {"continuous_actions": True}, 0, 64),
     ("simple_adversary", {"num_good": 1, "max_steps": 3}, 0, 30),
     ("simple_adversary", {"num_good": 6}, 0, 30),
     ("simple_adversary", {"num_good": 4, "num_agent_neighbors": 2, "num_landmark_neighbors": 3}, 0, 20),
@@ -282,7 +282,7 @@ def test_every_step_agrees_with_mpe2(name, config, stage, episodes, device):
 def test_the_compared_trajectories_cover_every_rule():
     """The play that is compared above: how often it comes to each rule. A rule without data would go untested."""
     for name, config, stage, episodes in CASES:
-        if episodes < 80:
+        if episodes < 64:
             continue
         rows, world = play(name, config, stage, episodes, "cpu"), Reference(name, config).world
         d, touch = contacts(world, rows["position before"], rows["landmark before"])
@@ -295,16 +295,16 @@ def test_the_compared_trajectories_cover_every_rule():
             assert set(rows["goal after"].tolist()) == {0, 1}
             continue
         among_agents = d[..., :n]
-        for overlap, least in ((1, 500), (0.5, 100), (0.2, 20)):
+        for overlap, least in ((1, 150), (0.5, 30), (0.2, 6)):
             assert (among_agents < overlap * touch[:, :n]).any((1, 2)).sum() > least
-        assert (abs(d - touch) < 5 * MARGIN).any((1, 2)).sum() > 50, "where the softplus bends"
+        assert (abs(d - touch) < 5 * MARGIN).any((1, 2)).sum() > 15, "where the softplus bends"
         if name == "simple_spread":
-            assert (rewards < rewards.max(1, keepdims=True) - 0.4).any(1).sum() > 100, "some collide, others do not"
+            assert (rewards < rewards.max(1, keepdims=True) - 0.4).any(1).sum() > 30, "some collide, others do not"
             continue
-        assert (d < touch)[..., n:].any((1, 2)).sum() > 500, "obstacles are hit"
-        assert (rewards[:, 0] == 10).sum() > 100 and (rewards[:, 0] >= 20).sum() > 10
+        assert (d < touch)[..., n:].any((1, 2)).sum() > 150, "obstacles are hit"
+        assert (rewards[:, 0] == 10).sum() > 30 and (rewards[:, 0] >= 20).any()
         x = abs(rows["position after"][:, 3])
-        assert all(((low < x) & (x < high)).sum() > 30 for low, high in ((0, 0.9), (0.9, 1), (1, 2), (2.2, 9)))
+        assert all(((low < x) & (x < high)).sum() > 8 for low, high in ((0, 0.9), (0.9, 1), (1, 2), (2.2, 9)))
         speed, limits = np.linalg.norm(rows["velocity after"], axis=-1), [agent.max_speed for agent in world.agents]
         assert 0.05 < (abs(speed - limits) < 1e-6).mean() < 0.5, "some at the limit of their speed"
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from support.shared import made_once
 
 ROOT = Path(__file__).resolve().parents[2]
 TREE = ("gpu_vecenv", "adapters", "cuda")
@@ -56,14 +57,16 @@ class Own(Env):
 @pytest.fixture(scope="session")
 def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the wheel and the source distribution, built from a copy of the tree: nothing is left in it."""
-    copy, dist = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("dist")
-    for name in TREE:
-        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in BUILT_FROM:
-        shutil.copy(ROOT / name, copy / name)
-    # The interpreter's own setuptools: building needs no network.
-    build(copy, dist, "--wheel", "--sdist")
-    return dist
+
+    def make(folder: Path) -> None:
+        for name in TREE:
+            shutil.copytree(ROOT / name, folder / "tree" / name, ignore=shutil.ignore_patterns("__pycache__"))
+        for name in BUILT_FROM:
+            shutil.copy(ROOT / name, folder / "tree" / name)
+        # The interpreter's own setuptools: building needs no network.
+        build(folder / "tree", folder / "dist", "--wheel", "--sdist")
+
+    return made_once(tmp_path_factory, "distributions", make) / "dist"
 
 
 def build(tree: Path, dist: Path, *kinds: str) -> None:
@@ -81,10 +84,13 @@ def wheel(distributions: Path) -> Path:
 @pytest.fixture(scope="session")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder for sys.path with the wheel's content."""
-    target = tmp_path_factory.mktemp("spaces and ünïcödé") / "site 'packages' \"游戏\""
-    command = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--target", str(target), str(wheel)]
-    subprocess.run(command, check=True, capture_output=True)
-    return target
+    name = "site 'packages' \"游戏\""
+
+    def make(folder: Path) -> None:
+        command = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--target", str(folder / name)]
+        subprocess.run([*command, str(wheel)], check=True, capture_output=True)
+
+    return made_once(tmp_path_factory, "spaces and ünïcödé", make) / name
 
 
 @pytest.fixture

@@ -72,8 +72,12 @@ def test_parts_of_the_figures_are_as_one_call(scripts: dict[str, ModuleType], de
 
 
 @pytest.mark.slow
-def test_a_sweep_tells_its_trials_best_first(scripts: dict[str, ModuleType], device: str, tmp_path: Path) -> None:
+def test_a_sweep_tells_its_trials_best_first(
+    scripts: dict[str, ModuleType], device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sweep = scripts["preset_sweep"]
+    monkeypatch.setattr(sweep, "ROWS_OF_A_MINIBATCH", (512, 1024))  # few minibatches take no time
+    monkeypatch.setattr(sweep, "NUM_EPOCHS", (1,))
     small = {"points": 1, "curve_episodes": 2, "episodes": 3, "total_steps": 1, "device": device}
     given = sweep.Options(games="cartpole,simple_adversary", seeds=1, trials=2, **small)
     assert sweep.main(tmp_path, given) == 0

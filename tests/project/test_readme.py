@@ -7,13 +7,16 @@ import re
 import shlex
 import shutil
 import subprocess
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from games.crew import Crew
+from support.cases import mostly_exhaustive
 from support.processes import child_environment
+from support.shared import made_once
 from support.warm_process import run_python
 
 import gpu_vecenv
@@ -59,12 +62,15 @@ def anchors(text: str) -> set[str]:
 
 
 def commands() -> list[str]:
-    """Every gpu-vecenv command of the documents, once; not those named without the game that they need."""
+    """Every gpu-vecenv command of the documents, once, whatever the name of its run; not those without their game."""
     lines = [line for _, body in blocks("sh") for line in body.splitlines()]
     spans = [span for text in TEXTS.values() for span in inline(text)]
     bare = re.compile(r"gpu-vecenv (?!(train|evaluate|exploit|crossplay|plot|replay|show|bench|check|new)$)")
     found = [line for line in [*lines, *spans] if bare.match(line)]
-    return list(dict.fromkeys(found))
+    return list({re.sub(r"\bruns/(tag|first|six)\b", "runs/…", line): line for line in reversed(found)}.values())
+
+
+COMMAND_LINES = commands()
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -119,17 +125,22 @@ def test_python_blocks_run(document: str, code: str, made_before: Path, tmp_path
 @pytest.fixture(scope="session")
 def made_before(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a small run, replays, and a game of one's own: what earlier commands have left behind."""
-    folder = tmp_path_factory.mktemp("made_before")
-    assert run(folder, "-m", "gpu_vecenv.cli", "train", "tag_gridworld", *SMALL, "--out", "run").returncode == 0
-    record = ["replay", "record", "tag_gridworld", "--seed", "1", "--device", "cpu"]
-    assert run(folder, "-m", "gpu_vecenv.cli", *record).returncode == 0
-    (folder / "game").mkdir()
-    assert run(folder / "game", "-m", "gpu_vecenv.cli", "new", "my_game").returncode == 0
-    return folder
+
+    def make(folder: Path) -> None:
+        assert run(folder, "-m", "gpu_vecenv.cli", "train", "tag_gridworld", *SMALL, "--out", "run").returncode == 0
+        record = ["replay", "record", "tag_gridworld", "--seed", "1", "--device", "cpu"]
+        assert run(folder, "-m", "gpu_vecenv.cli", *record).returncode == 0
+        (folder / "game").mkdir()
+        assert run(folder / "game", "-m", "gpu_vecenv.cli", "new", "my_game").returncode == 0
+
+    return made_once(tmp_path_factory, "made_before", make)
 
 
+# tests/bench/test_bench.py measures interfaces without repetitions.
 @pytest.mark.slow
-@pytest.mark.parametrize("command", commands())
+@pytest.mark.parametrize(
+    "command", mostly_exhaustive(COMMAND_LINES, [c for c in COMMAND_LINES if "--interface" not in c])
+)
 def test_commands_run(command: str, made_before: Path, tmp_path: Path) -> None:
     _, verb, *arguments = shlex.split(command)
     assert verb in COMMANDS
@@ -151,7 +162,9 @@ def test_commands_run(command: str, made_before: Path, tmp_path: Path) -> None:
     if verb == "exploit" and not helps:
         arguments += ["--total-steps", "64", "--episodes", "4", "--device", "cpu"]
     if verb == "check" and "--help" not in arguments:
-        arguments += ["--steps", "30"]
+        arguments += ["--steps", "30", "--checks", "K01,K10"]  # tests/cli/test_cli.py runs nearly all on a new game
+    if verb == "bench":
+        arguments = ["2" if before == "--num-envs" else word for before, word in pairwise(["", *arguments])]
     for folder in ("examples", "tests"):
         (tmp_path / folder).symlink_to(ROOT / folder)
     if any(argument.startswith("my_game.py") for argument in arguments):

@@ -1,4 +1,4 @@
-"""The shared test tools: bitwise comparison, the selection of `make quick`, the CPU limit of a test."""
+"""The shared test tools: bitwise comparison, cases, shared folders, the selection of `make quick`, the CPU limit."""
 
 import os
 import subprocess
@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import torch
 from support.bitwise import bits, equal_bits
+from support.cases import mostly_exhaustive, slow_but
 from support.select_tests import CORE, ROOT, changed, selected
+from support.shared import made_once
 
 F32 = torch.tensor([0.0, 1.0, torch.nan])
 
@@ -172,3 +174,29 @@ def test_a_test_over_the_cpu_limit_fails_unless_it_is_marked_slow(tmp_path):
     failed = {line.split()[1].rpartition("::")[2] for line in done.stdout.splitlines() if line.startswith("FAILED")}
     assert failed == {"test_in_this_process", "test_in_a_child"}, done.stdout
     assert done.stdout.count("more than 0.3: mark the test slow") >= 2
+
+
+def test_of_each_value_one_case_runs_with_every_change_and_the_rest_is_exhaustive():
+    cases = [(name, n) for name in ("a", "b", "c") for n in (1, 2, 3)]
+    params = slow_but([("b", 1)], cases)
+    marks = {param.values: {mark.name for mark in param.marks} for param in params}
+    assert list(marks) == cases and [param.id for param in params][:2] == ["a-1", "a-2"]
+    assert [case for case, own in marks.items() if "exhaustive" not in own] == [("a", 1), ("b", 1), ("c", 3)]
+    assert marks[("b", 1)] == set() and marks[("c", 3)] == {"slow"}
+    by_number = {
+        param.values for param in slow_but([], cases, each=1) if "exhaustive" not in {m.name for m in param.marks}
+    }
+    assert by_number == {("a", 1), ("b", 2), ("c", 3)}
+
+
+def test_cases_that_are_not_usual_are_exhaustive():
+    one, *others = mostly_exhaustive(range(3), [0])
+    assert one == 0 and all(param.marks[0].name == "exhaustive" for param in others)
+    with pytest.raises(ValueError, match=r"usual has \[7\]"):
+        mostly_exhaustive(range(3), [7])
+
+
+def test_what_workers_share_is_made_once(tmp_path_factory):
+    made = []
+    folders = {made_once(tmp_path_factory, "shared by this test", made.append) for _ in range(2)}
+    assert {*made} == folders and len(made) == 1 and made[0].is_dir()

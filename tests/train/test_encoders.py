@@ -12,6 +12,7 @@ from games.painter import Painter
 from games.quadrant import Quadrant
 from gymnasium.spaces import Discrete
 from support.bitwise import equal_bits
+from support.cases import mostly_exhaustive
 from support.emulated_cuda import EmulatedCudaBackend
 from support.kernel_trainers import products_in
 from torch import nn
@@ -355,8 +356,13 @@ def test_a_policy_does_not_depend_on_the_order_of_entities(device):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("normalized", [False, True])
-@pytest.mark.parametrize(("kind", "network"), [(Quadrant, "cnn"), (Bids, "entities")])
+@pytest.mark.parametrize(
+    ("kind", "network", "normalized"),
+    mostly_exhaustive(
+        [(kind, name, n) for kind, name in ((Quadrant, "cnn"), (Bids, "entities")) for n in (False, True)],
+        [(Quadrant, "cnn", False), (Bids, "entities", True)],
+    ),
+)
 def test_training_finds_what_is_in_images_and_lists(kind, network, normalized, device):
     """By chance they are right in a quarter and in about half of all cases."""
     settings = {"num_steps": 8, "learning_rate": 3e-3, "num_minibatches": 4, "activation": "relu"}

@@ -8,6 +8,7 @@ import torch
 from games.recall import Recall
 from games.script import Script
 from support.bitwise import equal_bits
+from support.cases import slow_but
 from support.emulated_cuda import EmulatedCudaBackend
 from support.kernel_trainers import largest_difference, products_in, state_of, weights
 from support.learning import batch_of
@@ -53,11 +54,7 @@ QUICK |= {("one cell", "tf32")}
 
 @pytest.mark.parametrize(
     ("name", "precision"),
-    [
-        pytest.param(name, precision, marks=[] if (name, precision) in QUICK else pytest.mark.slow)
-        for name in CASES
-        for precision in ("float32", "tf32", "bfloat16")
-    ],
+    slow_but(QUICK, [(name, precision) for name in CASES for precision in ("float32", "tf32", "bfloat16")]),
 )
 def test_outputs_and_gradients_agree_with_the_cells_in_float64(name, precision, device):
     units, rows, apart = CASES[name]

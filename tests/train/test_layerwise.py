@@ -7,6 +7,7 @@ import pytest
 import torch
 from games.crew import Crew
 from support.bitwise import equal_bits
+from support.cases import slow_but
 from support.emulated_cuda import EmulatedCudaBackend
 from support.kernel_trainers import (
     Run,
@@ -89,14 +90,6 @@ QUICK = {
     *(("relu", "float32"), ("two heads", "float32"), ("masks, fewer choices", "float32"), ("images", "float32")),
     *(("sizes of no unit", "bfloat16"), ("box, tanh", "tf32"), ("relu, two trunks", "bfloat16"), ("tanh", "tf32")),
 }
-
-
-def slow_but(quick, cases):
-    """Each case compiles a program of its own: together they are slow."""
-    return [
-        pytest.param(*case, marks=[] if case in quick else pytest.mark.slow, id="-".join(map(str, case)))
-        for case in cases
-    ]
 
 
 # The bounds of the lower precisions are relative to a gradient, which with more rows is less than their gradients. Of

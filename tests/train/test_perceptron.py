@@ -9,6 +9,7 @@ from games.crew import Crew
 from games.race import Race
 from games.sacrifice import Sacrifice
 from support.bitwise import equal_bits
+from support.cases import slow_but
 from support.emulated_cuda import EmulatedCudaBackend
 from support.kernel_trainers import (
     Run,
@@ -92,14 +93,6 @@ BY_COLUMNS = TileShape(32, 2, 2)  # several warps have a part of a row's columns
 SHARED_WEIGHTS = TileShape(64, 4, 2, tiles=2)
 
 
-def slow_but(quick, cases):
-    """Each case compiles programs of its own: together they are slow."""
-    return [
-        pytest.param(*case, marks=[] if case in quick else pytest.mark.slow, id="-".join(map(str, case)))
-        for case in cases
-    ]
-
-
 QUICK = [(n, "float32") for n in ("relu", "sizes of no unit", "two heads", "masks, fewer choices", "images")]
 QUICK += [("two trunks", "tf32"), ("box", "bfloat16")]
 LOW = {"two trunks", "relu", "sizes of no unit", "masks", "box", "images"}
@@ -125,6 +118,7 @@ def test_gradients_and_metrics_agree_with_the_loss_in_float64(name, precision, d
             *((n, t) for n in ("sizes of no unit", "relu, two trunks") for t in (*GRADIENT_TILES, SHARED_WEIGHTS)),
             *(("wide", tile) for tile in GRADIENT_TILES if tile.column_warps > 1),
         ],
+        each=1,
     ),
 )
 def test_every_shape_of_tile_gives_the_gradients(name, tile, device):
@@ -184,6 +178,7 @@ def test_a_normalised_infinite_observation_is_clipped(sign, device):
             for n in ("two trunks", "masks, fewer choices")
             for t in (GRADIENT_TILES[0], BY_COLUMNS, SHARED_WEIGHTS)
         ],
+        each=1,
     ),
 )
 def test_neither_the_order_of_threads_nor_another_launch_changes_a_bit(name, tile, device, monkeypatch):
@@ -244,6 +239,7 @@ def test_outputs_and_values_are_those_of_the_policy(name, precision, device):
     slow_but(
         [("sizes of no unit", FORWARD_TILES[3])],
         [(n, tile) for n in ("sizes of no unit", "masks, fewer choices") for tile in FORWARD_TILES],
+        each=1,
     ),
 )
 def test_every_shape_of_tile_gives_the_outputs(name, tile, device):

@@ -8,6 +8,7 @@ import torch
 from games.recall import Recall
 from games.script import Script
 from support.bitwise import equal_bits
+from support.cases import mostly_exhaustive
 from support.learning import batch_of
 from support.training import LEAVING
 from torch import nn
@@ -359,15 +360,17 @@ def memory(network, seed, device):
 
 
 @pytest.mark.slow
-def test_a_gru_remembers_and_a_perceptron_does_not(device):
-    assert min(memory("gru", seed, device) for seed in range(8)) > 0.9
+@pytest.mark.parametrize("seed", mostly_exhaustive(range(8), [0]))
+def test_a_gru_remembers_and_a_perceptron_does_not(seed, device):
+    assert memory("gru", seed, device) > 0.9
     # 1000 players' mean of 1 and -1: a standard deviation of 0.03.
-    assert max(abs(memory("mlp", seed, device)) for seed in range(8)) < 0.2
+    assert abs(memory("mlp", seed, device)) < 0.2
 
 
 @pytest.mark.slow
-def test_an_lstm_remembers(device):
-    assert min(memory("lstm", seed, device) for seed in range(2)) > 0.9
+@pytest.mark.parametrize("seed", mostly_exhaustive(range(2), [0]))
+def test_an_lstm_remembers(seed, device):
+    assert memory("lstm", seed, device) > 0.9
 
 
 # Elsewhere
