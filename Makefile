@@ -7,8 +7,8 @@ BIN = $(VENV)/bin
 INSTALL = $(BIN)/python gpu_vecenv/cli/install.py
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"$$/\1/p' gpu_vecenv/_version.py)
 CORES = $(shell $(PYTHON) -c 'import os; print(os.cpu_count() or 1)')
-# RL libraries that need a Python environment of their own, an extra each, and an oracle that does; all others of tests/clients share one.
-ALONE = benchmarl rllib agilerl sample-factory xuance overcooked-ai
+# RL libraries that need a Python environment of their own, an extra each, and two oracles that do; all others of tests/clients share one.
+ALONE = benchmarl rllib agilerl sample-factory xuance overcooked-ai meltingpot
 CLIENTS_APART = $(ALONE) clients
 tests_of = $(if $(filter $1,$(ALONE)),$(wildcard tests/*/test_$(subst -,_,$1).py),$(SHARED))
 SHARED = tests/adapters/test_pufferlib.py $(filter-out $(foreach client,$(ALONE),$(call tests_of,$(client))),$(wildcard tests/clients/test_*.py))

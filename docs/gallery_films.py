@@ -46,12 +46,29 @@ def attack_the_closest(game: gpu_vecenv.Env) -> Any:
     return act
 
 
+def eat_the_closest(game: gpu_vecenv.Env) -> Any:
+    """Players of harvest that go to the closest apple that they see, or straight on, and turn at walls."""
+    forth = torch.arange(game.view_ahead, -game.view_behind - 1, -1)
+    rows, columns = torch.meshgrid(forth, torch.arange(-game.view_side, game.view_side + 1), indexing="ij")
+    away = (rows.abs() + columns.abs()).flatten()
+
+    def act(obs: torch.Tensor) -> torch.Tensor:
+        apples, walls = obs[..., 1].flatten(-2) > 0, obs[..., game.view_ahead - 1, game.view_side, 0] > 0
+        least, closest = away.where(apples, 1000).min(-1)
+        ahead, aside = rows.flatten()[closest], columns.flatten()[closest]
+        to_apple = torch.where(ahead > 0, 1, torch.where(aside < 0, 3, torch.where(aside > 0, 4, 2)))
+        return torch.where(least < 1000, to_apple, torch.where(walls, 6, 1)).to(torch.int32)
+
+    return act
+
+
 SCRIPTS: Mapping[str, Any] = {
     RANDOM: lambda game: None,
     FLEE: flee,
     PURSUIT: pursuit,
     "by a rule": to_the_side_of_the_fall,
     "attacking": attack_the_closest,
+    "eating": eat_the_closest,
     "surrounding": surround,
     "fetching": fetch,
 }
@@ -78,6 +95,7 @@ SCENES = {
         ({"robot": RANDOM}, {"robot": "fetching"}),
         {"num_agents": 4, "column_height": 5, "sensor_range": 9, "max_steps": 150},
     ),
+    "harvest": Scene(({"player": RANDOM}, {"player": "eating"}), {"max_steps": 150}),
     "simple_tag": Scene(({"adversary": RANDOM, "agent": RANDOM},), {"max_steps": 100}),
 }
 

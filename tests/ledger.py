@@ -42,6 +42,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "continuous_mountain_car": {"max_steps": 100},
     "acrobot": {"max_steps": 100},
     "pursuit": {"max_steps": 100},
+    **{name: {"max_steps": 200} for name in ("harvest", "cleanup")},
 }
 SOURCES = (
     "gpu_vecenv/compile/codegen.py",

@@ -19,8 +19,10 @@ from gpu_vecenv.declare.env import Env, FixedArgument
 from gpu_vecenv.declare.field import FIELD_NAME
 from gpu_vecenv.envs.acrobot import Acrobot
 from gpu_vecenv.envs.cartpole import Cartpole
+from gpu_vecenv.envs.cleanup import Cleanup
 from gpu_vecenv.envs.connect_four import ConnectFour
 from gpu_vecenv.envs.continuous_mountain_car import ContinuousMountainCar
+from gpu_vecenv.envs.harvest import Harvest
 from gpu_vecenv.envs.mountain_car import MountainCar
 from gpu_vecenv.envs.overcooked import Overcooked
 from gpu_vecenv.envs.pendulum import Pendulum
@@ -52,6 +54,8 @@ GAMES: dict[str, type[Env]] = {
         Overcooked,
         Pursuit,
         Warehouse,
+        Harvest,
+        Cleanup,
     )
 }
 Game = str | type[Env] | Env  # a registered name, a class or a configured game

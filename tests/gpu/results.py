@@ -56,6 +56,8 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "simple_adversary": ("simple_adversary", {}),
     "simple_spread": ("simple_spread", {}),
     "overcooked": ("overcooked", {}),
+    "harvest": ("harvest", {}),
+    "cleanup": ("cleanup", {}),
     "pursuit": ("pursuit", {}),
     "warehouse": ("warehouse", {"num_agents": 4, "reward_type": "global"}),
     "tag_gridworld-random_start": ("tag_gridworld", {"random_start": True}),

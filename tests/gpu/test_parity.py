@@ -36,6 +36,8 @@ LONG_RUNS = [
     ("overcooked", {}, 25_000, 404),
     ("pursuit", {"max_steps": 100}, 12_500, 204),
     ("warehouse", {"num_agents": 4}, 10_000, 504),
+    ("harvest", {"max_steps": 200}, 8_000, 204),
+    ("cleanup", {"max_steps": 200}, 8_000, 204),
 ]
 PANTRY = {"random_start_positions": True, "random_object_probability": 0.5}
 CROWDED = {"x_size": 6, "y_size": 9, "num_pursuers": 11, "num_evaders": 40}
@@ -59,6 +61,10 @@ VARIANTS = [
     ("pursuit", {**CROWDED, "surround": False, "shared_reward": False, "obs_range": 4, "constraint_window": 0.7}),
     ("warehouse", {"num_agents": 19, "size": "small", "max_steps": 40, "max_inactivity_steps": 25}),
     ("warehouse", {**HALL, "reward_type": "two_stage", "max_steps": 60, "sensor_range": 3}),
+    ("harvest", {"layout_name": "small", "common_reward": "mean", "zap_reward": 0.1, "max_steps": 40}),
+    ("harvest", {"num_agents": 40, "beam_radius": 3, "view_ahead": 2, "view_side": 8, "max_steps": 40}),
+    ("cleanup", {"layout_name": "small", "zapped_steps": 5, "dirt_spawn_delay": 0, "max_steps": 80}),
+    ("cleanup", {"num_agents": 19, "common_reward": "sum", "max_apple_growth_rate": 0.5, "max_steps": 40}),
 ]
 
 

@@ -110,6 +110,15 @@ def test_pursuit_surround(device: str, tmp_path: Path) -> None:
     assert scripted > 0 > moved_at_random
 
 
+def test_commons(device: str, tmp_path: Path) -> None:
+    arguments = ["--game", "cleanup", "--layout-name", "small", "--num-agents", "2", "--max-steps", "40"]
+    arguments += ["--total-steps", "512", "--num-envs", "4", "--episodes", "3", "--common-reward", "mean"]
+    said = run(tmp_path, "commons.py", *arguments, "--device", device)
+    for players in ("random", "trained"):
+        utility, peace = numbers(players + r" +([\d.]+) .* ([\d.]+)\n", said)
+        assert utility >= 0 and 0 < peace <= 2
+
+
 def test_train_tag(device: str, tmp_path: Path) -> None:
     arguments = ["--total-steps", "512", "--num-envs", "16", "--episodes", "20", "--out", "p.safetensors"]
     said = run(tmp_path, "train_tag.py", *arguments, "--device", device)

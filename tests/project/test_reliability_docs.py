@@ -78,6 +78,7 @@ def test_every_bundled_game_is_compared_with_a_reference() -> None:
         "overcooked",
         "pursuit",
         "warehouse",
+        "commons",
     )
     files = [ROOT / "tests" / "envs" / f"test_{name}.py" for name in tests]
     compared = {word for path in files for word in re.findall(r'"(\w+)"', path.read_text(encoding="utf-8"))}

@@ -37,6 +37,8 @@ SMALL = {
     "tag_continuous": TAG,
     "tag_gridworld": {"grid": 4, "max_steps": 7, "random_start": True},
     # No column is full before the end: random actions need no mask.
+    "harvest": {"layout_name": "small", "num_agents": 3, "max_steps": 12},
+    "cleanup": {"layout_name": "small", "num_agents": 3, "max_steps": 12},
     "connect_four": {"num_rows": 16, "opening_moves": 4, "max_steps": 12},
 }
 CONTINUOUS = [name for name in MULTI if "continuous_actions" in GAMES[name].__dataclass_fields__]

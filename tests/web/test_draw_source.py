@@ -164,12 +164,31 @@ class Sketch(Env):
             *~(NUMBERS[0] > 0),
         ]
 
+    def corner(self, factor):
+        return factor * self.count
+
     def draw(self, state):
         shapes = [Line([(k, float(v)) for k, v in enumerate(way)] + [(0, 0)], 1, BLUE) for way in self.ways(state)]
         shapes += spiral(9)
         shapes += discs(state["place"], 0.5, blend(RED, BLUE, 0.3), agents=range(3))
         circles = shapes[-3:]
         return Drawing(square_bounds(circles, half=1.0), shapes, height=300)
+
+
+class Inherited(Sketch):
+    def corner(self, factor):
+        return super().corner(factor) + 0.5
+
+    def draw(self, state):
+        return Drawing((0, self.corner(2), 0, 1), [])
+
+
+def test_inherited_methods_are_called(tmp_path):
+    game = Inherited.__new__(Inherited)
+    object.__setattr__(game, "count", 5)
+    object.__setattr__(game, "randomize", ())
+    (found,) = drawn_in_node(game, [{}], tmp_path)
+    assert found["bounds"] == [0, 10.5, 0, 1]
 
 
 def test_python_on_arrays_computes_the_same_numbers(tmp_path):
