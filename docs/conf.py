@@ -78,9 +78,10 @@ def adapt(app: Sphinx, name: str, source: list[str]) -> None:
 
 
 def record(app: Sphinx, exception: Exception | None) -> None:
-    """Put the replays beside the pages."""
+    """Put the replays and the games beside the pages."""
     if exception is None and app.builder.format == "html":
         gallery_films.write(Path(app.outdir) / "replays")
+        game_pages.write_playable(Path(app.outdir) / "play")
 
 
 def docstring(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:

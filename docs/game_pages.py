@@ -23,6 +23,7 @@ from gpu_vecenv.declare.env import Env
 from gpu_vecenv.envs.registry import GAMES, gymnasium_id, versions
 from gpu_vecenv.train.opponents_config import OpponentsConfig
 from gpu_vecenv.views.frames import Frames
+from gpu_vecenv.web.page import game_page
 
 SECTION = re.compile(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 # The paragraph above a table of an observation, which may name values for which the table holds, and the table.
@@ -296,6 +297,9 @@ With `--preset sample-efficient`, which needs fewer env-steps and more time for 
 With default values, after {STEPS} steps of a random policy, or at the end of the episode.
 :::
 
+<a href="../play/{name}.html">Play it in the browser</a>: the same source as WebAssembly, see
+[games in a browser](../web.md).
+
 {facts(name, game)}
 ## Try it
 
@@ -399,3 +403,10 @@ def write(docs: Path, folder: Path) -> None:
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
         picture(kind(), folder / f"{name}.png")
+
+
+def write_playable(folder: Path) -> None:
+    """Write a page for each game that plays it in a browser."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, kind in GAMES.items():
+        (folder / f"{name}.html").write_bytes(game_page(kind())["index.html"])

@@ -61,7 +61,7 @@ def pytest_configure(config: pytest.Config) -> None:
     fuzz_seed()
     os.umask(0o022)
     for library in os.environ.get("GPU_VECENV_REQUIRED", "").split():
-        find = shutil.which if library == "chromium" else importlib.util.find_spec  # a program among the libraries
+        find = shutil.which if library in ("chromium", "node") else importlib.util.find_spec  # programs and libraries
         if library != "cleanrl" and find(library) is None:  # its tests fetch CleanRL's scripts
             pytest.exit(f"$GPU_VECENV_REQUIRED names {library}, which is not installed", returncode=1)
 

@@ -2,6 +2,7 @@
 
     python tests/ledger.py record [--agent-steps N]   # on a GPU: one row for each version of a game and autoreset mode
     python tests/ledger.py replay [--agent-steps N]   # anywhere: every row again, on the CPU
+    python tests/ledger.py replay --webassembly       # as WebAssembly, in Node.js
 
 A row has digests after 2 million agent-steps and, in "same_step" mode, after N (by default 100 million). ``replay``
 compares all digests up to N agent-steps (by default 2 million) and exits with 1 if one differs. A row whose device code
@@ -19,6 +20,7 @@ from typing import Any
 
 import receipts
 import torch
+from support.node import module_json, run_node
 
 import gpu_vecenv
 from gpu_vecenv.engine.digest import Digest, source_sha256
@@ -30,6 +32,7 @@ LEDGER = Path(__file__).resolve().parent.parent / "docs" / "reliability" / "ledg
 SHORT, LONG = 2_000_000, 100_000_000
 STEPS = 250  # until the first digest; num_envs is chosen so that these are 2 million agent-steps
 STATE_EVERY = 10  # steps between digests of all state; outputs are added in every step
+WEBASSEMBLY = "WebAssembly"
 RESET_EVERY = 20  # steps between masked resets in disabled mode
 SEED = 2**63 + 6
 # Shorter limits where episodes rarely terminate with random actions.
@@ -65,10 +68,14 @@ def rows_to_record(agent_steps: int) -> Iterator[Row]:
 
 
 def digests(row: Mapping[str, Any], device: str, marks: Sequence[int]) -> dict[str, str]:
-    """Steps -> digest of a row's trajectory on a device."""
+    """Steps -> digest of a row's trajectory on a device, or of its WebAssembly in Node.js."""
     game = gpu_vecenv.configure(row["game"], **row["config"])
+    if device == WEBASSEMBLY:
+        job = {**row, "seed": str(row["seed"]), "marks": marks, "reset_every": RESET_EVERY, "state_every": STATE_EVERY}
+        found: dict[str, str] = run_node("trajectory.js", {**job, **module_json(game)}, "engine.js")
+        return found
     env = VecEnv(game, row["num_envs"], device, autoreset_mode=row["autoreset_mode"])
-    digest, buffers, found = Digest(env.functions, env.num_envs), env.step_buffers(), dict[str, str]()
+    digest, buffers, by_steps = Digest(env.functions, env.num_envs), env.step_buffers(), dict[str, str]()
     digest.add_reset(*env.reset(seed=row["seed"]))
     for step in range(1, max(marks, default=0) + 1):
         actions = env.sample_actions()
@@ -78,9 +85,9 @@ def digests(row: Mapping[str, Any], device: str, marks: Sequence[int]) -> dict[s
         if step % STATE_EVERY == 0:
             digest.add_state(env)
         if step in marks:
-            found[str(step)] = digest.hex()
+            by_steps[str(step)] = digest.hex()
     env.close()
-    return found
+    return by_steps
 
 
 def read(path: Path = LEDGER) -> list[Row]:
@@ -102,14 +109,15 @@ def record(device: str, agent_steps: int, path: Path = LEDGER) -> list[Row]:
     return rows
 
 
-def replay(row: Row, agent_steps: int) -> tuple[int, list[str]]:
-    """Number of agent-steps replayed on the CPU, and the differences."""
+def replay(row: Row, agent_steps: int, device: str = "cpu") -> tuple[int, list[str]]:
+    """Number of agent-steps replayed on the CPU, or as WebAssembly, and the differences."""
     game = gpu_vecenv.configure(row["game"], **row["config"])
     per_step = row["num_envs"] * game.num_agents
     marks = [int(steps) for steps in row["digests"] if int(steps) * per_step <= agent_steps * 1.01]  # rounded up
-    found = digests(row, "cpu", marks)
+    found = digests(row, device, marks)
+    where = "on the CPU" if device == "cpu" else f"as {device}"
     differing = [
-        f"{row['game']}, {row['autoreset_mode']}, {steps} steps: {digest} on the CPU, {row['digests'][steps]} on "
+        f"{row['game']}, {row['autoreset_mode']}, {steps} steps: {digest} {where}, {row['digests'][steps]} on "
         f"{row['device']}"
         for steps, digest in found.items()
         if digest != row["digests"][steps]
@@ -132,14 +140,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--ledger", type=Path, default=LEDGER)
     parser.add_argument("--receipt", action="store_true", help="replay: write a receipt")
+    parser.add_argument("--webassembly", action="store_true", help="replay: in Node.js instead of on the CPU")
     given = parser.parse_args(arguments)
+    if given.webassembly and (given.command == "record" or given.receipt):
+        parser.error("--webassembly replays, and writes no receipt")
     if given.command == "record":
         record(given.device, given.agent_steps or LONG, given.ledger)
         return 0
     rows, failed, done, wanted = read(given.ledger), 0, dict[str, int](), given.agent_steps or SHORT
     compared = 0
     for row in rows:
-        steps, differing = replay(row, wanted)
+        steps, differing = replay(row, wanted, WEBASSEMBLY if given.webassembly else "cpu")
         failed += bool(differing)
         compared += steps > 0
         label = f"{row['game']} {row['autoreset_mode']}: {steps:,} agent-steps"

@@ -28,6 +28,7 @@ from gpu_vecenv.cli.replay import Replay
 from gpu_vecenv.cli.show import Show
 from gpu_vecenv.cli.train import Train
 from gpu_vecenv.cli.tune import Tune
+from gpu_vecenv.cli.web import Web
 from gpu_vecenv.errors import (
     CompilerError,
     ConfigError,
@@ -65,6 +66,7 @@ COMMANDS: dict[str, Any] = {
     "plot": Plot,
     "export": Export,
     "replay": Replay,
+    "web": Web,
     "bench": Bench,
     "tune": Tune,
     "doctor": Doctor,

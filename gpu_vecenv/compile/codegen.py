@@ -219,7 +219,7 @@ def game_source(layout: GameLayout, build: BuildOptions = DEFAULT_BUILD) -> str:
     seen = set[str]()
     return (
         stepping_source(layout, build, seen)
-        + arguments_source(engine_kernels(layout, build))
+        + arguments_source(engine_kernels(layout, build), build.pointer)
         + inline_includes('#include "entry_points.cuh"', "generated functions", None, seen)
     )
 
@@ -247,7 +247,7 @@ def stepping_source(layout: GameLayout, build: BuildOptions, seen: set[str]) -> 
     return (
         declared
         + before
-        + arguments_source(layout.kernels)
+        + arguments_source(layout.kernels, build.pointer)
         + game
         + staging
         + '#line 1 "generated functions"\n'

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from gpu_vecenv.declare.field import boolean, f32, i32, i64, u64
-from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar
+from gpu_vecenv.declare.kernels import POINTER, Array, KernelSignature, Scalar
 from gpu_vecenv.declare.layout import FieldLayout, GameLayout
 
 GUARD_ROWS = 16  # rows of outputs after those of each environment, in a debug build
@@ -27,6 +27,7 @@ class BuildOptions:
         sampled: The step draws its own actions from policy outputs; the step kernel is the only one.
         squash: How it draws them, see ``Sampler``.
         thread_order: Debug build: 1 is backwards, 2 shuffled: of ranges on the host, of blocks on a GPU.
+        pointer: Dtype of addresses in the kernels' argument structs, ``POINTER_32`` in WebAssembly.
     """
 
     initial_fields: tuple[str, ...] = ()
@@ -35,6 +36,7 @@ class BuildOptions:
     thread_order: int = 0
     sampled: bool = False
     squash: str = "clip"
+    pointer: np.dtype[Any] = POINTER
 
     def guard_items(self, field: FieldLayout) -> int:
         """Items of a field's guard band after those of each environment."""

@@ -173,11 +173,16 @@ class FunctionManager:
         try:
             file = open_cached(key, self.backend.suffix, lambda target: self._compile(text, target, game))
         except KernelCompileError as error:
-            lines = [line for line in error.log.splitlines() if DIAGNOSTIC.search(line)] or error.log.splitlines()
-            shown = "\n  ".join(lines[:SHOWN_DIAGNOSTICS])
-            raise KernelCompileError(f"{name} did not compile ({error}):\n  {shown}", error.log) from None
+            raise with_diagnostics(name, error) from None
         with file:
             return self.backend.load(file)
+
+
+def with_diagnostics(name: str, error: KernelCompileError) -> KernelCompileError:
+    """The error of a compiler with the first lines of what it says of the source ``name``."""
+    lines = [line for line in error.log.splitlines() if DIAGNOSTIC.search(line)] or error.log.splitlines()
+    shown = "\n  ".join(lines[:SHOWN_DIAGNOSTICS])
+    return KernelCompileError(f"{name} did not compile ({error}):\n  {shown}", error.log)
 
 
 class Program:

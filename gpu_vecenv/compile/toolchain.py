@@ -122,6 +122,11 @@ def find_host_compiler() -> list[str] | None:
     return None
 
 
+def find_webassembly_compiler() -> list[str] | None:
+    """The C++ compiler that makes WebAssembly, that of the package ziglang; None if it is not installed."""
+    return [sys.executable, "-m", "ziglang", "c++"] if importlib.util.find_spec("ziglang") else None
+
+
 def cuda_wheels(driver_cuda: str) -> str | None:
     """The index of torch wheels for a driver that supports `driver_cuda`, None if it is too old.
 

@@ -21,10 +21,11 @@ WHITE: Colour = (255, 255, 255)
 BLACK: Colour = (30, 30, 30)
 GREY: Colour = (140, 140, 140)
 PALE: Colour = (225, 225, 225)
-RED: Colour = (214, 69, 65)
-GREEN: Colour = (60, 170, 90)
-BLUE: Colour = (58, 110, 200)
-GOLD: Colour = (235, 180, 40)
+# Okabe and Ito's vermillion, bluish green, blue and yellow, which people with any kind of colour vision can tell apart.
+RED: Colour = (213, 94, 0)
+GREEN: Colour = (0, 158, 115)
+BLUE: Colour = (0, 114, 178)
+GOLD: Colour = (240, 228, 66)
 BROWN: Colour = (200, 152, 104)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from gpu_vecenv.declare.field import known_dtype
 
 IDENTIFIER = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+POINTER, POINTER_32 = np.dtype(np.uintp), np.dtype(np.uint32)  # addresses in this process, and in WebAssembly
 C_TYPES: dict[np.dtype[Any], str] = {
     np.dtype(np.float32): "float",
     np.dtype(np.float64): "double",
@@ -71,7 +72,7 @@ class Array:
     @property
     def field_dtype(self) -> np.dtype[Any]:
         """Of the struct's field: an address."""
-        return np.dtype(np.uintp)
+        return POINTER
 
 
 @dataclass(frozen=True)
@@ -172,14 +173,18 @@ class KernelSignature:
 
     @cached_property
     def struct(self) -> np.dtype[Any]:
-        """The struct, laid out as C++ does."""
-        return np.dtype([(argument.name, argument.field_dtype) for argument in self.arguments], align=True)
+        """The struct, laid out as C++ does in this process."""
+        return self.struct_with(POINTER)
 
     @cached_property
     def offsets(self) -> dict[str, int]:
         """Argument -> its first byte in the struct."""
-        fields: Any = self.struct.fields
-        return {name: fields[name][1] for name in self.by_name}
+        return _offsets(self.struct)
+
+    def struct_with(self, pointer: np.dtype[Any]) -> np.dtype[Any]:
+        """The struct, laid out as C++ does where addresses have the dtype ``pointer``."""
+        kinds = [(a.name, pointer if isinstance(a, Array) else a.field_dtype) for a in self.arguments]
+        return np.dtype(kinds, align=True)
 
     @cached_property
     def source(self) -> str:
@@ -187,10 +192,14 @@ class KernelSignature:
 
         It compiles only where the layout is that of ``struct``.
         """
-        struct = f"{self.name}_Arguments"
-        checks = [f"__builtin_offsetof({struct}, {name}) == {offset}" for name, offset in self.offsets.items()]
+        return self.source_with(POINTER)
+
+    def source_with(self, pointer: np.dtype[Any]) -> str:
+        """As ``source``, for the layout of ``struct_with(pointer)``."""
+        struct, laid_out = f"{self.name}_Arguments", self.struct_with(pointer)
+        checks = [f"__builtin_offsetof({struct}, {name}) == {at}" for name, at in _offsets(laid_out).items()]
         lines = [f"struct {struct} {{", *(f"    {argument.declaration};" for argument in self.arguments), "};"]
-        lines += [_assertion(f"sizeof({struct}) == {self.struct.itemsize}")]
+        lines += [_assertion(f"sizeof({struct}) == {laid_out.itemsize}")]
         lines += ["#if !defined(__CUDACC_RTC__)  // some versions of NVRTC lack __builtin_offsetof"]
         lines += [*map(_assertion, checks), "#endif"]
         lines += [f"#define {self.name}_PARAMETERS {', '.join(a.declaration for a in self.arguments)}"]
@@ -202,6 +211,11 @@ def _assertion(condition: str) -> str:
     return f'static_assert({condition}, "laid out as Python fills it");'
 
 
-def arguments_source(kernels: Iterable[KernelSignature]) -> str:
-    """The structs of several kernels, for the source before them."""
-    return '#line 1 "kernel arguments"\n' + "".join(kernel.source for kernel in kernels)
+def _offsets(struct: np.dtype[Any]) -> dict[str, int]:
+    fields: Any = struct.fields
+    return {name: fields[name][1] for name in struct.names or ()}
+
+
+def arguments_source(kernels: Iterable[KernelSignature], pointer: np.dtype[Any] = POINTER) -> str:
+    """The structs of several kernels, for the source before them; ``pointer`` is the dtype of their addresses."""
+    return '#line 1 "kernel arguments"\n' + "".join(kernel.source_with(pointer) for kernel in kernels)

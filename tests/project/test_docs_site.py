@@ -200,7 +200,10 @@ def test_the_site_builds_and_is_whole(tmp_path: Path) -> None:
     for path, page in pages.items():
         assert FOREIGN.findall(page) == [], path
         for played in re.findall(r'<iframe[^>]*src="([^"]*)"', page):
-            assert Path(played).stem in pages[path.parent / played]
+            file = path.parent / played.partition("#")[0]
+            assert file.stem in pages[file]
+    for name in GAMES:
+        assert f"{name}_v" in pages[site / "play" / f"{name}.html"]
     for path in [*site.rglob("*.css"), *site.rglob("*.js")]:
         assert FOREIGN.findall(path.read_text(encoding="utf-8")) == [], path
 

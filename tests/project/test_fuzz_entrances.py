@@ -31,6 +31,7 @@ from gpu_vecenv.engine.data_manager import DataManager
 from gpu_vecenv.train.plots import plot_runs
 from gpu_vecenv.views.frames import Frames
 from gpu_vecenv.watch import player, replay
+from gpu_vecenv.web.page import game_page
 
 WRONG = {
     "None": None,
@@ -245,6 +246,12 @@ def entrances(tmp_path_factory):
             {"replay": (recording, set()), "device": ("cpu", NONE), "game": (None, NONE), "driver": (None, NONE)},
         ),
         "page": (player.page, {"films": ([film], set()), "title": ("x", TEXT)}),
+        "game_page": (
+            game_page,
+            {
+                "game": (GAME, set()), "policy": (None, NONE), "title": (None, NONE | TEXT), "replay": (None, NONE),
+            },
+        ),
         "Frames": (
             Frames, {"vec_env": (env, set()), "copies": (1, COUNT), "scale": (1.0, {"1.5", "2**70", "True"})},
         ),
@@ -488,6 +495,7 @@ LINES = {  # of each command one that ends within a second
     "play": "replay play kept --device cpu",
     "html": "replay html kept --device cpu --out page.html",
     "replay show": "replay show kept",
+    "web": "web tag_gridworld --max-steps 5 --grid 4 --out new",
     "bench": "bench --game cartpole --num-envs 4 --device cpu",
     "tune": "tune cartpole --num-envs 4",
     "doctor": "doctor",
@@ -518,6 +526,8 @@ TEXTS = {
     "roles": [["nonsuch"], ["tagger", "tagger"]],
     "reward": [["nonsuch"], ["nowhere:f"], ["nowhere.py:f"], ["math:nonsuch"], ["math:pi"], [""]],
     "schedules": [["nonsuch"], ["nowhere:f"], ["nowhere.py:f"], ["math:pi"], ["{"], ['{"nonsuch": {}}'], [""]],
+    "replay": [["nowhere"], ["file"]],
+    "run": [["nowhere"]],
     "title": [],  # any text
     "wandb": [],  # any text, where it is installed
 }

@@ -86,7 +86,7 @@ def test_the_documents_have_what_is_tested_here() -> None:
 def test_only_the_predecessors_code_is_skipped() -> None:
     kinds = {(name, kind) for name, text in TEXTS.items() for kind, _ in FENCE.findall(text)}
     # A diff is of a file that gpu-vecenv new writes; tests/cli/test_own_game.py applies it. tests/clients runs the code
-    # of docs/clients.md, which needs libraries.
+    # of docs/clients.md, which needs libraries; tests/compile/test_webassembly.py runs that of docs/web.md.
     assert {kind.partition("my_game")[0] for _, kind in kinds} <= {
         "python",
         "python skip",
@@ -94,6 +94,7 @@ def test_only_the_predecessors_code_is_skipped() -> None:
         "yaml client",
         "sh",
         "cuda",
+        "js",
         "diff ",
         "diff test_",
     }
@@ -146,10 +147,11 @@ def test_commands_run(command: str, made_before: Path, tmp_path: Path) -> None:
     if "onnx" in arguments:
         pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
     helps, resumes = "--help" in arguments, "--resume" in arguments
-    takes_runs = resumes or verb in ("crossplay", "evaluate", "exploit", "export", "plot", "replay")
+    takes_runs = resumes or verb in ("crossplay", "evaluate", "exploit", "export", "plot", "replay", "web")
     for old in re.findall(r"\bruns?/[\w-]+", " ".join(arguments)) if takes_runs else ():
         shutil.copytree(made_before / "run", tmp_path / old)
-    for old in ("replays", "trained") if verb == "replay" and arguments[0] != "record" else ():
+    takes_replays = verb == "web" or (verb == "replay" and arguments[0] != "record")
+    for old in ("replays", "trained") if takes_replays else ():
         shutil.copytree(made_before / "replays", tmp_path / old)
     if verb == "train" and not helps and not resumes:
         arguments += [*SMALL, "--out", "run"]

@@ -2,30 +2,16 @@
 
 import math
 import os
-import shutil
 
 import numpy as np
 import pytest
+from support.browser import ARGUMENTS, CHROMIUM, PHONE, require_browser, sync_api
 from support.films import chase, film, played
 
 from gpu_vecenv.declare.drawing import BLACK, BLUE, GOLD, GREEN, RED, Circle, Drawing, Line, Polygon, discs
 from gpu_vecenv.watch.player import SUBPIXELS, page
 
-CHROMIUM = shutil.which("chromium")
-try:
-    from playwright import sync_api
-except ImportError:
-    sync_api = None
-if "chromium" not in os.environ.get("GPU_VECENV_REQUIRED", "").split():
-    if sync_api is None:
-        pytest.skip("the Python package playwright is missing", allow_module_level=True)
-    if CHROMIUM is None:
-        pytest.skip("no chromium on PATH", allow_module_level=True)
-
-# Chromium runs as root in containers without a GPU, and must not make requests of its own.
-ARGUMENTS = "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking".split()
-ARGUMENTS += "--disable-component-update --disable-sync".split()
-PHONE = {"viewport": {"width": 360, "height": 740}, "device_scale_factor": 3, "has_touch": True}
+require_browser(os.environ.get("GPU_VECENV_REQUIRED", "").split())
 
 
 @pytest.fixture(scope="module")

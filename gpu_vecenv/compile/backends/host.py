@@ -78,7 +78,7 @@ class HostBackend:
 
     @property
     def identity(self) -> str:
-        return "\n".join([*self.command, _version(*self.compiler_command), _processor()])
+        return "\n".join([*self.command, compiler_version(*self.compiler_command), _processor()])
 
     def device_constants(self, shape: GroupShape) -> str:
         return ""
@@ -179,7 +179,8 @@ def _processors() -> int:
 
 
 @cache
-def _version(*command: str) -> str:
+def compiler_version(*command: str) -> str:
+    """What a C++ compiler says of its version; CompilerError if it cannot be run."""
     question = "version" if "ziglang" in command else "--version"
     arguments = command[:-1] if question == "version" else command  # ziglang: drop its "c++"
     try:

@@ -1,0 +1,78 @@
+"""``gpu-vecenv web``: a page that plays a game in a browser, without a server."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic
+
+import tyro
+
+from gpu_vecenv.cli.options import (
+    Command,
+    GameName,
+    GameT,
+    NoGame,
+    check_option_names,
+    load_run_policy,
+    named_game,
+    with_parameter,
+)
+from gpu_vecenv.declare.env import Env
+from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.escapes import printable
+from gpu_vecenv.files import check_output, replace_file
+from gpu_vecenv.watch.replay import Replay
+from gpu_vecenv.web.page import game_page
+
+
+@dataclass(frozen=True, kw_only=True)
+class Web(Command, Generic[GameT]):
+    """Write a page that plays a game in a browser, from its own source as WebAssembly; no server is needed."""
+
+    game_name: GameName  # a name, or a file that declares it
+    run: Path | None = None  # folder of a run, or one of its checkpoints: its policies play, in its configuration
+    best: bool = False  # the best checkpoint instead of the newest
+    replay: Path | None = None  # a replay of this game, with which the page begins
+    out: Path = Path("page")  # folder of the page; its index.html is self-contained
+    title: str | None = None  # of the page; default: the name of the game
+    game: GameT
+
+    @classmethod
+    def for_arguments(cls, arguments: Sequence[str]) -> tuple[Any, Any]:
+        """With the options of the game that is named first."""
+        kind = named_game(arguments)
+        if kind is not None:
+            check_option_names(cls, kind)
+        return with_parameter(cls, kind or NoGame), tyro.MISSING_NONPROP
+
+    def __call__(self) -> None:
+        """Write the files."""
+        check_output("out", self.out, folder=True)
+        game: Env = self.game  # type: ignore[assignment]
+        policy = None
+        if self.run is not None:
+            policy = load_run_policy(self.run, game=None, best=self.best, device="cpu")
+            game = self._configuration_of(policy.game)
+        elif self.best:
+            raise ConfigError("best chooses a checkpoint of a run; give --run too")
+        replay = None if self.replay is None else Replay.load(self.replay)
+        files = game_page(game, policy, title=self.title, replay=replay)
+        for name, content in files.items():
+            replace_file(self.out / name, content)
+        size = len(files["index.html"])
+        print(printable(f"wrote {self.out / 'index.html'}: {size:,} bytes, one file; open it in a browser"))
+
+    def _configuration_of(self, trained: Env) -> Env:
+        """The run's configuration, unless other options are given; randomised parameters are those of the options."""
+        given: Env = self.game  # type: ignore[assignment]
+        if type(given) is not type(trained):
+            raise ConfigError(f"run {self.run} is of {trained.name()}; expected a run of {given.name()}")
+        options = dataclasses.replace(given, randomize=())
+        if options not in (type(given)(), dataclasses.replace(trained, randomize=())):
+            raise ConfigError(
+                f"run {self.run} was trained in {trained!r:.300}; expected these options, or none, with --run"
+            )
+        return dataclasses.replace(trained, randomize=given.randomize or trained.randomize)

@@ -1,0 +1,167 @@
+"""The page of a game: one self-contained file, and beside it the parts for pages of one's own."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import json
+import string
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gpu_vecenv._version import __version__
+from gpu_vecenv.declare.arguments import check_kind
+from gpu_vecenv.declare.env import Env
+from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.train.game_policy import GamePolicy
+from gpu_vecenv.train.opponent_ranges import noop_of
+from gpu_vecenv.views.agents import versioned_name
+from gpu_vecenv.watch.replay import Replay
+from gpu_vecenv.watch.rerun import registered_name
+from gpu_vecenv.web.javascript import draw_source
+from gpu_vecenv.web.module import WebModule, web_module
+from gpu_vecenv.web.policies import policies_json
+
+BEFORE_DRAW, AFTER_DRAW = (
+    ("engine.js", "numpy.js"),
+    ("policy.js", "picture.js", "simulation.js", "steering.js", "replay.js", "mosaic.js", "page.js"),
+)
+# The page loads nothing, and no text is executed; its module is compiled from its own data.
+POLICY = (
+    "default-src 'none'; script-src {script} 'wasm-unsafe-eval'; style-src {style}; img-src data:; "
+    "base-uri 'none'; form-action 'none'"
+)
+
+
+def game_page(
+    game: Env,
+    policy: GamePolicy | None = None,
+    *,
+    title: str | None = None,
+    replay: Replay | None = None,
+) -> dict[str, bytes]:
+    """The files of a page that plays a game without a server, by their names.
+
+    ``index.html`` is self-contained: module, policies and scripts are in it. The others are its parts for pages of
+    one's own: ``game.wasm``; ``game.json``, the layout of its memory and its shared fields; ``game.js``, its engine and
+    its ``draw``.
+
+    Args:
+        game: The configured game. Randomised parameters (``randomize``) get a slider each.
+        policy: Trained policies, which play unless the reader chooses otherwise; None: random play.
+        title: Of the page; default: the game's name.
+        replay: A replay of this game and configuration, with which the page begins.
+
+    Raises:
+        ConfigError: The policy or the replay is of another game or configuration, or has a network that the page does
+            not compute.
+        EnvDefinitionError: The game has no ``draw``, or one that has no counterpart in JavaScript.
+        DeviceUnavailableError, CompilerError, SourceRuleError, KernelCompileError: As ``compile_webassembly``.
+    """
+    check_kind("game", game, Env, "a configured Env, from configure")
+    check_kind("title", title, str, "a str", optional=True)
+    check_kind("policy", policy, GamePolicy, "a GamePolicy, from load_policy", optional=True)
+    if policy is not None and not _plays(policy.game, game):
+        raise ConfigError(
+            f"the policies are of {policy.game!r:.300}; expected policies of {game!r:.300}, whose page this is"
+        )
+    module = web_module(game)
+    content = _content(game, module, policy, title, replay)
+    draw = draw_source(game)
+    parts = {"script": _scripts(BEFORE_DRAW) + draw + _scripts(AFTER_DRAW), "style": _part("page.css")}
+    hashes = POLICY.format_map({name: _hash(text) for name, text in parts.items()})
+    page = string.Template(_part("page.html")).substitute(parts, policy=hashes, data=_escaped(content))
+    described = {key: content[key] for key in ("game", "version", "config", "layout", "shared")}
+    return {
+        "index.html": page.encode(),
+        "game.wasm": module.wasm,
+        "game.json": json.dumps(described, separators=(",", ":")).encode(),
+        "game.js": (_scripts(BEFORE_DRAW) + draw).encode(),
+    }
+
+
+def _plays(trained: Env, game: Env) -> bool:
+    """Whether policies of one configured game can play another: equal but for what is randomised."""
+    return dataclasses.replace(trained, randomize=()) == dataclasses.replace(game, randomize=())
+
+
+def _content(
+    game: Env, module: WebModule, policy: GamePolicy | None, title: str | None, replay: Replay | None
+) -> dict[str, Any]:
+    """What the page's scripts read, in JSON types."""
+    name, layout = versioned_name(registered_name(type(game)), game), game.layout
+    fields = {entry.name: entry.default for entry in game.own_fields()}
+    changed = {key: getattr(game, key) for key in fields if getattr(game, key) != fields[key]}
+    config = json.loads(json.dumps(dataclasses.asdict(game)))
+    roles = ", ".join(f"{count} {role}" for role, count in layout.roles.items() if count)
+    facts = {
+        "game": name,
+        "configuration": ", ".join(f"{key} {value}" for key, value in changed.items()) or "defaults",
+        "WebAssembly": f"{len(module.wasm):,} bytes, from the source of the GPU's kernels",
+        "made with": f"gpu_vecenv {__version__}",
+    }
+    return {
+        "title": title or name,
+        "summary": (type(game).__doc__ or roles).splitlines()[0].replace("`", ""),
+        "game": registered_name(type(game)),
+        "version": game.played_version,
+        "config": config,
+        "facts": list(facts.items()),
+        "fps": game.render_fps,
+        "termination_label": game.termination_label,
+        "takes_turns": layout.takes_turns,
+        "noop": {role: list(noop_of(game, role)) for role in layout.present_roles if _has_noop(game, role)},
+        "parameters": [
+            {"name": each.name, "low": each.low, "high": each.high, "value": getattr(game, each.name)}
+            for each in layout.randomized
+            if each.low < each.high
+        ],
+        "scalars": [
+            {"name": field.name, "value": game.arrays()[field.name].item()}
+            for field in layout.fields
+            if field.shared and field.shape == ()
+        ],
+        "policies": [] if policy is None else policies_json(policy),
+        "replay": None if replay is None else _replay(game, config, replay),
+        "layout": module.layout,
+        "shared": module.shared,
+        "wasm": base64.b64encode(module.wasm).decode(),
+    }
+
+
+def _has_noop(game: Env, role: str) -> bool:
+    return role in game.noop if isinstance(game.noop, Mapping) else game.noop is not None
+
+
+def _replay(game: Env, config: Mapping[str, Any], replay: Replay) -> dict[str, str]:
+    check_kind("replay", replay, Replay, "a Replay, from record or Replay.load")
+    if replay.game != registered_name(type(game)) or replay.version != game.played_version or replay.config != config:
+        raise ConfigError(
+            f"the replay is of {replay.game}, version {replay.version}, {replay.config!r:.300}; expected one of "
+            f"{game!r:.300}"
+        )
+    name = f"{replay.game}, seed {replay.seed}, environment {replay.env_index}"
+    return {"name": name, "content": base64.b64encode(replay.to_bytes()).decode()}
+
+
+def _escaped(content: Mapping[str, Any]) -> str:
+    """JSON in which no text can close the script element around it."""
+    data = json.dumps(content, separators=(",", ":"), allow_nan=False)
+    for character in "<>&":
+        data = data.replace(character, f"\\u{ord(character):04x}")
+    return data
+
+
+def _scripts(names: tuple[str, ...]) -> str:
+    return "".join(map(_part, names))
+
+
+def _part(name: str) -> str:
+    return (Path(__file__).parent / name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    """Hash of an inline script or style for the content security policy."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -1,0 +1,139 @@
+// One environment with an actor for each role: random, still, trained, or a person who steers one agent.
+
+class Simulation {
+  constructor(module, content) {
+    const { layout, shared } = content;
+    this.env = new VecEnv(module, layout, shared, { autoresetMode: "disabled" });
+    Object.assign(this, { module, content, layout });
+    this.roles = [];
+    let first = 0;
+    for (const [name, count] of Object.entries(layout.roles)) {
+      if (count > 0) this.roles.push({ name, agents: Array.from({ length: count }, (_, k) => first + k) });
+      first += count;
+    }
+    this.roleOf = this.roles.flatMap((role) => role.agents.map(() => role));
+    this.policies = content.policies.map((policy) => new TrainedPolicy(policy));
+    this.actors = Object.fromEntries(this.roles.map((role) => [role.name, this.kinds(role.name)[0]]));
+    this.greedy = false;
+    this.steered = null; // the agent that a person steers
+    this.episodes = [];
+    this.reset(0n);
+  }
+
+  // The actors that a role may have; the first one is the default.
+  kinds(role) {
+    const { agents } = this.roles.find(({ name }) => name === role);
+    const trained = agents.every((agent) => this.policies.some((policy) => policy.agents.includes(agent)));
+    return [...(trained ? ["trained"] : []), "random", ...(this.content.noop[role] ? ["still"] : [])];
+  }
+
+  // Starts an episode: with a seed the first one of it, else the next of the same streams.
+  reset(seed = null, firstEnvIndex = 0n) {
+    if (seed !== null) {
+      this.seed = seed;
+      this.random = randomNumbers(seed);
+      this.episodes = [];
+    }
+    this.env.reset({ seed, firstEnvIndex });
+    this.begin();
+  }
+
+  // After a reset of the environment.
+  begin() {
+    const { env } = this;
+    this.steps = 0;
+    this.returns = new Float64Array(this.layout.num_agents);
+    for (const policy of this.policies) policy.reset();
+    this.digests = [];
+    env.digest.clear();
+    env.digest.addReset();
+    this.#endStep();
+  }
+
+  get ended() {
+    return !this.env.outputs.active.includes(1);
+  }
+
+  // Whether an agent's next action counts.
+  acts(agent) {
+    const { active, acting } = this.env.outputs;
+    return active[agent] !== 0 && (acting === undefined || acting[agent] !== 0);
+  }
+
+  // A row of the observations without padding, and of the masks; null for none.
+  observation(agent) {
+    const { observation } = this.layout;
+    const own = observation.roles[this.roleOf[agent].name];
+    const size = product(observation.shape);
+    const row = this.env.outputs.obs.subarray(agent * size, (agent + 1) * size);
+    if (own.join() === observation.shape.join()) return row;
+    return row.filter((_, k) => {
+      let rest = k;
+      for (let axis = own.length - 1; axis >= 0; axis--) {
+        if (rest % observation.shape[axis] >= own[axis]) return false;
+        rest = Math.floor(rest / observation.shape[axis]);
+      }
+      return true;
+    });
+  }
+
+  mask(agent) {
+    const { action_mask: all } = this.env.outputs;
+    const { num_logits } = this.layout.action;
+    return all ? all.subarray(agent * num_logits, (agent + 1) * num_logits) : null;
+  }
+
+  // Writes actions and steps; `steer(agent)` gives the action of the agent that a person steers.
+  step(steer = null) {
+    const { env, layout } = this;
+    const { heads } = layout.action;
+    env.sampleActions();
+    for (let agent = 0; agent < layout.num_agents; agent++) {
+      const own = env.actions.subarray(agent * heads, (agent + 1) * heads);
+      if (!this.acts(agent)) own.fill(0);
+      else own.set(this.#action(agent, steer) ?? own);
+    }
+    this.advance();
+  }
+
+  // Steps with the actions that are there.
+  advance() {
+    const { env } = this;
+    env.step();
+    this.steps += 1;
+    env.outputs.rewards.forEach((reward, agent) => (this.returns[agent] += reward));
+    env.digest.addStep();
+    this.#endStep();
+    if (this.ended) this.episodes.push({ steps: this.steps, returns: [...this.returns] });
+  }
+
+  #action(agent, steer) {
+    const role = this.roleOf[agent].name;
+    if (agent === this.steered && steer) return steer(agent);
+    if (this.actors[role] === "still") return this.content.noop[role];
+    if (this.actors[role] !== "trained") return null; // the environment's own random action
+    const policy = this.policies.find(({ agents }) => agents.includes(agent));
+    return policy.act(agent, this.observation(agent), this.mask(agent), this.random, this.greedy);
+  }
+
+  #endStep() {
+    this.env.digest.addState();
+    this.digests.push(this.env.digest.words[0]);
+  }
+
+  get digest() {
+    return this.digests.at(-1).toString(16).padStart(16, "0");
+  }
+
+  // Mean return of a role's agents: in this episode, and over those that have ended.
+  score(role) {
+    const { agents } = this.roles.find(({ name }) => name === role);
+    const mean = (returns) => agents.reduce((sum, agent) => sum + returns[agent], 0) / agents.length;
+    const ended = this.episodes.map(({ returns }) => mean(returns));
+    return { now: mean(this.returns), mean: ended.length ? ended.reduce((a, b) => a + b) / ended.length : null };
+  }
+
+  draw() {
+    return draw(drawnState(this.env));
+  }
+}

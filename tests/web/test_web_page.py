@@ -1,0 +1,299 @@
+"""The page of a game in a real browser, from a file: headless Chromium, driven by Playwright."""
+
+import base64
+import dataclasses
+import json
+
+import pytest
+from support.browser import ARGUMENTS, CHROMIUM, PHONE, require_browser, sync_api
+from support.node import REQUIRED, require_node
+
+import gpu_vecenv
+from gpu_vecenv.cli.main import main
+from gpu_vecenv.engine.digest import Digest
+from gpu_vecenv.envs.registry import GAMES
+from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.train.game_policy import GamePolicy
+from gpu_vecenv.train.policy import Policy, default_network
+from gpu_vecenv.train.role_view import RoleView
+from gpu_vecenv.watch.replay import record
+from gpu_vecenv.web.page import game_page
+
+require_browser(REQUIRED)
+require_node()
+GAME = gpu_vecenv.configure("tag_gridworld")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_api.sync_playwright() as playwright:
+        yield playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+
+
+@pytest.fixture
+def show(browser, tmp_path):
+    """Opens the page of a game, paused. It must make no requests and log no errors."""
+    logged, requested, contexts, files = [], [], [], []
+
+    def open_page(game, policy=None, *, replay=None, **kind):
+        files.append(tmp_path / f"page{len(files)}.html")
+        files[-1].write_bytes(game_page(game, policy, replay=replay)["index.html"])
+        contexts.append(browser.new_context(**{"reduced_motion": "reduce", **kind}))
+        tab = contexts[-1].new_page()
+        tab.on("console", lambda message: logged.append(message.text))
+        tab.on("pageerror", lambda error: logged.append(str(error)))
+        tab.on("request", lambda request: requested.append(request.url))
+        tab.goto(files[-1].as_uri())
+        tab.wait_for_function("() => window.page && window.page.drawing")
+        return tab
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    loaded = {url.partition("#")[0] for url in requested if not url.startswith("data:")}
+    assert logged == [] and loaded == {file.as_uri() for file in files}
+
+
+def seeded(tab, seed):
+    tab.fill("#seed", str(seed))
+    tab.press("#seed", "Enter")
+
+
+def steps(tab, count):
+    for _ in range(count):
+        tab.click("#forward")
+
+
+def cells(tab):
+    return tab.evaluate("[...page.simulation.env.state.cell]")
+
+
+@pytest.mark.parametrize("name", ["tag_gridworld", "simple_adversary", "pendulum"])
+def test_random_play_has_the_digests_of_the_cpu(show, name):
+    game = gpu_vecenv.configure(name)
+    env = gpu_vecenv.VecEnv(game, 1, "cpu", autoreset_mode="disabled")
+    digest = Digest(env.functions, 1)
+    digest.add_reset(*env.reset(seed=2**64 - 3))
+    digest.add_state(env)
+    for _ in range(8):
+        actions = env.sample_actions()
+        digest.add_step(actions, env.step(actions))
+        digest.add_state(env)
+    tab = show(game)
+    seeded(tab, 2**64 - 3)
+    steps(tab, 8)
+    assert tab.inner_text("#digest") == f"{digest.words.item() % 2**64:016x}"
+    assert tab.inner_text("#step") == "8"
+    assert tab.evaluate("Math.max(...page.simulation.returns)") == env.data["engine_returns"].max().item()
+
+
+def test_the_picture_has_the_colours_of_draw(show):
+    tab = show(GAME)
+    tab.click("#forward")
+    found = tab.evaluate(
+        """() => {
+            const { canvas, drawing } = page;
+            const [left, right, bottom, top] = drawing.bounds;
+            return drawing.shapes.filter(({ agent }) => agent === 4).map(({ x, y, colour }) => {
+                const across = ((x - left) / (right - left)) * canvas.width;
+                const down = ((top - y) / (top - bottom)) * canvas.height;
+                return [[...canvas.getContext("2d").getImageData(across, down, 1, 1).data].slice(0, 3), colour];
+            });
+        }"""
+    )
+    assert found and all(pixel == colour for pixel, colour in found)
+
+
+def test_it_plays_pauses_and_begins_episodes_anew(show):
+    tab = show(gpu_vecenv.configure("tag_gridworld", max_steps=3))
+    tab.select_option("#speed", "16")
+    tab.click("#play")
+    tab.wait_for_function("() => page.simulation.episodes.length >= 2")
+    tab.click("#play")
+    assert not tab.evaluate("page.playing")
+    assert tab.evaluate("page.simulation.episodes.every(({ steps }) => steps === 3)")
+
+
+def test_the_end_of_an_episode_says_why(show):
+    tab = show(gpu_vecenv.configure("tag_gridworld", max_steps=2))
+    steps(tab, 2)
+    assert tab.inner_text("#end") == "the episode was truncated, after 2 steps"
+    tab.click("#forward")
+    assert not tab.is_visible("#end") and tab.inner_text("#step") == "0"
+
+
+def test_roles_can_stand_still(show):
+    tab = show(GAME)
+    tab.select_option("#actor-tagger", "still")
+    before = cells(tab)
+    steps(tab, 6)
+    assert cells(tab)[:8] == before[:8] and cells(tab)[8:] != before[8:]
+
+
+def test_trained_policies_play_by_default(show):
+    policy = Policy(GAME, ["tagger", "runner"], default_network(RoleView(GAME, ["tagger", "runner"]), (8,)))
+    policy.network.actor.weight.data.zero_()
+    policy.network.actor.bias.data[1] = 50.0
+    tab = show(GAME, GamePolicy(GAME, {"tagger+runner": policy}))
+    assert tab.input_value("#actor-tagger") == tab.input_value("#actor-runner") == "trained"
+    before = cells(tab)
+    steps(tab, 3)
+    assert cells(tab) == [number + 3 * (k % 2 == 0) for k, number in enumerate(before)]
+
+
+def test_keys_steer_an_agent(show):
+    tab = show(GAME)
+    tab.select_option("#actor-tagger", "still")
+    tab.select_option("#steer", label="runner 0")
+    tab.click("#play")  # pauses: steering begins the game
+    for key, name in (("ArrowRight", "right"), ("w", "up")):
+        column, row = cells(tab)[8:]
+        tab.evaluate("document.activeElement.blur()")
+        tab.keyboard.down(key)
+        tab.evaluate("page.step()")
+        tab.keyboard.up(key)
+        assert cells(tab)[8:] == ([column + 1, row] if name == "right" else [column, row + 1])
+    place = cells(tab)[8:]
+    tab.evaluate("page.step()")
+    assert cells(tab)[8:] == place, "without a key the agent does nothing"
+    assert tab.inner_text("#score tr:first-child th") == "you"
+
+
+def test_a_held_pointer_and_a_finger_steer(show):
+    tab = show(GAME, **PHONE)
+    tab.select_option("#actor-tagger", "still")
+    tab.select_option("#steer", label="runner 0")
+    tab.click("#play")
+    box = tab.locator("#picture").bounding_box()
+    column, row = cells(tab)[8:]
+    tab.touchscreen.tap(box["x"] + box["width"] * 0.9, box["y"] + box["height"] * 0.97)
+    tab.evaluate("page.step()")
+    assert cells(tab)[8:] == [column + 1, row]
+
+
+def test_a_game_of_turns_waits_for_the_person(show):
+    tab = show(gpu_vecenv.configure("connect_four"))
+    tab.select_option("#steer", "0")
+    tab.click("#play")
+    steps(tab, 3)
+    assert tab.inner_text("#step") == "0"
+    tab.keyboard.press("3")
+    steps(tab, 1)
+    assert tab.inner_text("#step") == "1"
+    board = "[...page.simulation.env.state.board]"
+    assert tab.evaluate(board).index(1) == 5 * 7 + 2
+    steps(tab, 1)
+    box = tab.locator("#picture").bounding_box()
+    tab.mouse.click(box["x"] + box["width"] * 0.86, box["y"] + box["height"] * 0.5)
+    steps(tab, 1)
+    assert tab.evaluate(f"{board}[{5 * 7 + 6}]") == 1 or tab.evaluate(f"{board}[{4 * 7 + 6}]") == 1
+
+
+def test_left_and_right_are_the_first_and_the_last_choice_where_no_agent_is_drawn(show):
+    tab = show(gpu_vecenv.configure("mountain_car"))
+    tab.select_option("#steer", "0")
+    tab.click("#play")
+    for key, action in (("ArrowLeft", 0), ("ArrowRight", 2), (None, 1)):
+        if key:
+            tab.evaluate("document.activeElement.blur()")
+            tab.keyboard.down(key)
+        tab.evaluate("page.step()")
+        if key:
+            tab.keyboard.up(key)
+        assert tab.evaluate("page.simulation.env.actions[0]") == action
+
+
+def test_randomised_parameters_have_sliders(show):
+    game = dataclasses.replace(gpu_vecenv.configure("pendulum"), randomize={"mass": (0.5, 2.0)})
+    tab = show(game)
+    mass = "page.simulation.env.state.mass[0]"
+    drawn = tab.evaluate(mass)
+    tab.locator("#parameter-mass").fill("2")
+    assert tab.evaluate(mass) == 2 != drawn
+    tab.click("#restart")
+    assert tab.evaluate(mass) == 2, "a reset would draw it anew"
+
+
+def test_many_environments_at_once(show):
+    tab = show(GAME)
+    digest = tab.inner_text("#digest")
+    tab.click("#tiles")
+    tab.wait_for_function("() => page.mosaic.rate > 0")
+    assert tab.inner_text("#rate").startswith("1,024 environments, random actions: ")
+    env, runners = "page.mosaic.env", 1024 * 2
+    lengths = tab.evaluate(f"[...{env}.state.engine_elapsed_steps]")
+    assert len(lengths) == 1024 and max(lengths) > 0
+    places = tab.evaluate(f"[...{env}.state.cell].filter((_, k) => k % 10 >= 8)")
+    assert len(places) == runners and len(set(places)) > 2, "environments have random streams of their own"
+    tab.click("#tiles")
+    assert tab.inner_text("#digest") == digest and tab.evaluate("page.mosaic") is None
+
+
+def test_a_frame_of_another_page_shows_the_many_environments_alone(show):
+    tab = show(GAME, viewport={"width": 480, "height": 560}, reduced_motion="no-preference")
+    tab.goto(f"{tab.url}#1024")
+    tab.reload()
+    tab.wait_for_function("() => page.mosaic && page.mosaic.rate > 0")
+    box = tab.locator("#picture").bounding_box()
+    assert box["width"] == pytest.approx(box["height"], abs=1) and not tab.is_visible("#playback")
+    assert tab.evaluate("document.documentElement.scrollHeight <= innerHeight")
+
+
+def test_a_replay_gets_a_badge(show, tmp_path):
+    (replay,) = record(gpu_vecenv.VecEnv(GAME, 1, "cpu"), {"tagger": None, "runner": None}, seed=9)
+    good, bad, other = (tmp_path / f"{name}.replay" for name in ("good", "bad", "other"))
+    replay.save(good)
+    late = replay.step_digests.copy()
+    late[5] ^= 1
+    dataclasses.replace(replay, step_digests=late).save(bad)
+    dataclasses.replace(replay, config={**replay.config, "grid": 9}).save(other)
+    tab = show(GAME)
+    for file, said in (
+        (good, "good.replay: bit-identical to the recorded run"),
+        (bad, "bad.replay: differs from the recorded run from step 5 on"),
+        (other, "other.replay cannot be played: its configuration has another grid than this page"),
+    ):
+        tab.set_input_files("#file", file)
+        tab.wait_for_function(f"() => document.getElementById('badge').textContent === {json.dumps(said)}")
+    tab.set_input_files("#file", good)
+    tab.wait_for_function("() => page.playing && page.simulation.steps > 0")
+    assert tab.evaluate("page.replay.header.seed") == "9"
+
+
+def test_a_page_can_begin_with_a_replay(show):
+    (replay,) = record(gpu_vecenv.VecEnv(GAME, 1, "cpu"), {"tagger": None, "runner": None}, seed=9)
+    tab = show(GAME, replay=replay)
+    tab.wait_for_function("() => !document.getElementById('badge').hidden")
+    assert "bit-identical to the recorded run" in tab.inner_text("#badge")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_fits_a_phone(show, scheme):
+    tab = show(GAME, color_scheme=scheme, **PHONE)
+    assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert tab.locator("#picture").bounding_box()["width"] > 280
+
+
+def test_the_command_writes_a_folder(tmp_path, capsys):
+    folder = tmp_path / "page"
+    assert main(["web", "cartpole", "--out", str(folder), "--title", "</script><b>poles"]) in (0, None)
+    assert sorted(file.name for file in folder.iterdir()) == ["game.js", "game.json", "game.wasm", "index.html"]
+    page, wasm = (folder / "index.html").read_text(), (folder / "game.wasm").read_bytes()
+    assert base64.b64encode(wasm).decode() in page and "<b>poles" not in page
+    assert json.loads((folder / "game.json").read_text())["game"] == "cartpole"
+    assert "index.html" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", GAMES)
+def test_every_game_has_a_page_of_at_most_200_kb(name):
+    assert len(game_page(gpu_vecenv.configure(name))["index.html"]) <= 200_000
+
+
+def test_policies_of_another_configuration_are_refused():
+    other = gpu_vecenv.configure("tag_gridworld", num_taggers=2)
+    policy = Policy(other, ["tagger", "runner"], default_network(RoleView(other, ["tagger", "runner"]), (8,)))
+    with pytest.raises(ConfigError, match="the policies are of"):
+        game_page(GAME, GamePolicy(other, {"tagger+runner": policy}))
+    (replay,) = record(gpu_vecenv.VecEnv(other, 1, "cpu"), {"tagger": None, "runner": None})
+    with pytest.raises(ConfigError, match="the replay is of tag_gridworld"):
+        game_page(GAME, replay=replay)
