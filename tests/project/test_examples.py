@@ -110,6 +110,11 @@ def test_pursuit_surround(device: str, tmp_path: Path) -> None:
     assert scripted > 0 > moved_at_random
 
 
+def test_warehouse_robots(device: str, tmp_path: Path) -> None:
+    said = run(tmp_path, "warehouse_robots.py", "--max-steps", "100", "--episodes", "2")
+    assert numbers(r"tiny, 4 robots: ([\d.]+) deliveries", said)[0] >= 2
+
+
 def test_commons(device: str, tmp_path: Path) -> None:
     arguments = ["--game", "cleanup", "--layout-name", "small", "--num-agents", "2", "--max-steps", "40"]
     arguments += ["--total-steps", "512", "--num-envs", "4", "--episodes", "3", "--common-reward", "mean"]
