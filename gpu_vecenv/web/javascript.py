@@ -384,8 +384,8 @@ class _Function:
         if called is not node.func and not isinstance(callee, type):
             callee = MISSING
         match node.func:
-            case ast.Attribute(ast.Call(ast.Name("super"), [], []), method) if self.instance:
-                inherited = getattr(super(self.outside["__class__"], type(self.translation.game)), method)
+            case ast.Attribute(ast.Call(ast.Name("super"), [], []), attribute) if self.instance:
+                inherited = getattr(super(self.outside["__class__"], type(self.translation.game)), attribute)
                 callee = inherited.__get__(self.translation.game)
         if isinstance(node.func, ast.Attribute) and self.is_data(self.static(node.func.value)):
             callee = MISSING  # a method of a constant
