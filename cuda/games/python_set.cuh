@@ -8,13 +8,13 @@
 template <int MAX_ITEMS>
 struct PythonSet {
     static constexpr int EMPTY = -1, LINEAR_PROBES = 9;
-    static constexpr bool is_crowded(int items, int slots) { return 5 * items >= 3 * (slots - 1); }
-    static constexpr int grown(int items) {
+    HD static constexpr bool is_crowded(int items, int slots) { return 5 * items >= 3 * (slots - 1); }
+    HD static constexpr int grown(int items) {
         int slots = 8;
         while (slots <= 4 * items) slots *= 2;
         return slots;
     }
-    static constexpr int capacity() {
+    HD static constexpr int capacity() {
         int slots = 8;
         for (int items = 1; items <= MAX_ITEMS; ++items)
             if (is_crowded(items, slots)) slots = grown(items);

@@ -58,7 +58,15 @@ GAMES: tuple[tuple[Game, dict[str, Any]], ...] = (
     ("overcooked", {}),
     ("overcooked", {"grid": "XPSX\nO12D\nXXXX", "random_start_positions": True, "random_object_probability": 0.5}),
     ("warehouse", {"num_agents": 4}),
-    ("warehouse", {"num_agents": 12, "grid": "xx.x.x\n..gx.x\nx...g.\nxx.x.x", "reward_type": "two_stage"}),
+    (
+        "warehouse",
+        {
+            "num_agents": 12,
+            "request_queue_size": 9,
+            "grid": "xx.x.x\n..gx.x\nx...g.\nxx.x.x",
+            "reward_type": "two_stage",
+        },
+    ),
     ("harvest", {"max_steps": 60}),
     ("harvest", {"num_agents": 40, "view_side": 2, "common_reward": "mean", "max_steps": 60}),
     ("cleanup", {"max_steps": 60}),
