@@ -69,7 +69,7 @@ class Pursuit(Env):
             "n_pursuers": "num_pursuers",
             "n_evaders": "num_evaders",
             **{
-                f"{side}_controller": FixedArgument(None, "evaders walk at random, pursuers do as they are told")
+                f"{side}_controller": FixedArgument(None, "evaders walk at random, agents control the pursuers")
                 for side in ("evader", "pursuer")
             },
         }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from gpu_vecenv.train.distributed import World
@@ -27,31 +27,35 @@ class Updates:
 
     def on_device(self) -> None:
         """By the networks' kernels; may be part of a CUDA graph."""
-        if self._world.size == 1:
-            for learner in self._learners.values():
-                learner.all_minibatches()
-            return
-        for k in range(self._bucket.num_updates):
-            learners = self._with_minibatch(k)
-            for learner in learners:
-                learner.gradient_by_kernels(k)
-            self._bucket.average(k)
-            for learner in learners:
-                learner.optimizer_step()
+        self._run(
+            lambda learner: learner.all_minibatches(),
+            lambda learner, k: learner.gradient_by_kernels(k),
+            lambda learner: learner.optimizer_step(),
+        )
 
     def in_stages(self) -> None:
         """Each stage of a learner a CUDA graph, collectives between them."""
+        self._run(
+            lambda learner: learner.update(),
+            lambda learner, k: learner.local_gradient(k),
+            lambda learner: learner.stages["optimizer_step"](),
+        )
+
+    def _run(
+        self,
+        update: Callable[[Learner[Any]], None],
+        gradient: Callable[[Learner[Any], int], None],
+        step: Callable[[Learner[Any]], None],
+    ) -> None:
+        """All minibatches of a learner of one process, or the two halves of each minibatch."""
         if self._world.size == 1:
             for learner in self._learners.values():
-                learner.update()
+                update(learner)
             return
         for k in range(self._bucket.num_updates):
-            learners = self._with_minibatch(k)
+            learners = [self._learners[name] for name in self._bucket.names(k)]
             for learner in learners:
-                learner.local_gradient(k)
+                gradient(learner, k)
             self._bucket.average(k)
             for learner in learners:
-                learner.stages["optimizer_step"]()
-
-    def _with_minibatch(self, number: int) -> list[Learner[Any]]:
-        return [self._learners[name] for name in self._bucket.names(number)]
+                step(learner)

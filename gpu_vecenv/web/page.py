@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import hashlib
 import json
-import string
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.game_policy import GamePolicy
 from gpu_vecenv.train.opponent_ranges import noop_of
 from gpu_vecenv.views.agents import versioned_name
+from gpu_vecenv.watch.inline_page import POLICY, inline_page, read
 from gpu_vecenv.watch.replay import Replay
 from gpu_vecenv.watch.rerun import registered_name
 from gpu_vecenv.web.javascript import draw_source
@@ -28,11 +27,9 @@ BEFORE_DRAW, AFTER_DRAW = (
     ("engine.js", "numpy.js"),
     ("policy.js", "picture.js", "simulation.js", "steering.js", "replay.js", "mosaic.js", "page.js"),
 )
-# The page loads nothing, and no text is executed; its module is compiled from its own data.
-POLICY = (
-    "default-src 'none'; script-src {script} 'wasm-unsafe-eval'; style-src {style}; img-src data:; "
-    "base-uri 'none'; form-action 'none'"
-)
+FOLDER = Path(__file__).parent
+# The page's module is compiled from its own data.
+WITH_WEBASSEMBLY = POLICY.replace("script-src {script}", "script-src {script} 'wasm-unsafe-eval'")
 
 
 def game_page(
@@ -70,9 +67,8 @@ def game_page(
     module = web_module(game)
     content = _content(game, module, policy, title, replay)
     draw = draw_source(game)
-    parts = {"script": _scripts(BEFORE_DRAW) + draw + _scripts(AFTER_DRAW), "style": _part("page.css")}
-    hashes = POLICY.format_map({name: _hash(text) for name, text in parts.items()})
-    page = string.Template(_part("page.html")).substitute(parts, policy=hashes, data=_escaped(content))
+    script = _scripts(BEFORE_DRAW) + draw + _scripts(AFTER_DRAW)
+    page = inline_page(FOLDER, script, content, policy=WITH_WEBASSEMBLY)
     described = {key: content[key] for key in ("game", "version", "config", "layout", "shared")}
     return {
         "index.html": page.encode(),
@@ -146,22 +142,5 @@ def _replay(game: Env, config: Mapping[str, Any], replay: Replay) -> dict[str, s
     return {"name": name, "content": base64.b64encode(replay.to_bytes()).decode()}
 
 
-def _escaped(content: Mapping[str, Any]) -> str:
-    """JSON in which no text can close the script element around it."""
-    data = json.dumps(content, separators=(",", ":"), allow_nan=False)
-    for character in "<>&":
-        data = data.replace(character, f"\\u{ord(character):04x}")
-    return data
-
-
 def _scripts(names: tuple[str, ...]) -> str:
-    return "".join(map(_part, names))
-
-
-def _part(name: str) -> str:
-    return (Path(__file__).parent / name).read_text(encoding="utf-8")
-
-
-def _hash(text: str) -> str:
-    """Hash of an inline script or style for the content security policy."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+    return "".join(read(FOLDER / name) for name in names)

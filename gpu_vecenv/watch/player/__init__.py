@@ -7,9 +7,6 @@ the drawing, so that the error in x and in y is at most 1/64 pixel.
 from __future__ import annotations
 
 import base64
-import hashlib
-import json
-import string
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,14 +18,11 @@ import numpy as np
 
 from gpu_vecenv.declare.drawing import Circle, Colour, Drawing, Line, Points, Polygon
 from gpu_vecenv.errors import EnvDefinitionError
+from gpu_vecenv.watch.inline_page import inline_page, read
 
 SUBPIXELS = 32  # position units per pixel
 MAX_PIXELS = 1e6  # positions are clipped to this distance from the upper left corner
 SCRIPTS = ("film.js", "stage.js", "plot.js", "page.js")  # concatenated to one module
-# The page loads nothing, and text of the films is never executed.
-POLICY = (
-    "default-src 'none'; script-src {script}; style-src {style}; img-src data:; base-uri 'none'; form-action 'none'"
-)
 
 Array = np.ndarray[Any, Any]
 Drawn = Circle | Line | Polygon
@@ -112,22 +106,8 @@ def page(films: Sequence[Film], title: str) -> str:
     if not isinstance(title, str):
         raise ValueError(f"page: title is {title!r}; expected a str")
     content = {"title": title, "subpixels": SUBPIXELS, "films": [_packed(film) for film in films]}
-    # The escapes leave the JSON equal, and no text can close the script element that contains it.
-    data = json.dumps(content, separators=(",", ":"), allow_nan=False)
-    for character in "<>&":
-        data = data.replace(character, f"\\u{ord(character):04x}")
-    parts = {"script": "".join(map(_part, SCRIPTS)), "style": _part("page.css")}
-    policy = POLICY.format_map({name: _hash(text) for name, text in parts.items()})
-    return string.Template(_part("page.html")).substitute(parts, policy=policy, data=data)
-
-
-def _part(name: str) -> str:
-    return (Path(__file__).parent / name).read_text(encoding="utf-8")
-
-
-def _hash(text: str) -> str:
-    """Hash of an inline script or style for the content security policy."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+    folder = Path(__file__).parent
+    return inline_page(folder, "".join(read(folder / name) for name in SCRIPTS), content)
 
 
 def _texts(values: Any) -> bool:
