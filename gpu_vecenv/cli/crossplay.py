@@ -59,7 +59,7 @@ class Crossplay(DeviceOptions):
     seed: int = 1  # of the random streams
     json: bool = False  # print JSON instead of tables
     out: Path | None = None  # file that receives the JSON
-    game: str | None = None  # file that declares the game, unless it is a bundled one
+    game: str | None = None  # file that declares the game; default: the run's, unless it has changed
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -34,7 +34,7 @@ class Evaluate(DeviceOptions):
     seed: int = 1  # of the random streams
     json: bool = False  # print JSON instead of a table
     out: Path | None = None  # file that receives the JSON
-    game: str | None = None  # file that declares the game, unless it is a bundled one
+    game: str | None = None  # file that declares the game; default: the run's, unless it has changed
 
     def __post_init__(self) -> None:
         check_fields(self)

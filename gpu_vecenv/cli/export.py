@@ -23,7 +23,7 @@ class Export(Command):
     format: Literal["onnx", "torchscript", "hub"] = "onnx"  # one file for each policy, or a folder with a model card
     out: Path | None = None  # folder for the files; default: one with the format's name in that of the run
     best: bool = False  # the best checkpoint instead of the newest
-    game: str | None = None  # file that declares the game, unless it is a bundled one
+    game: str | None = None  # file that declares the game; default: the run's, unless it has changed
 
     def __post_init__(self) -> None:
         check_fields(self)

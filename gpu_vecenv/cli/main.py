@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any, Union
@@ -20,6 +21,7 @@ from gpu_vecenv.cli.doctor import Doctor
 from gpu_vecenv.cli.evaluate import Evaluate
 from gpu_vecenv.cli.exploit import Exploit
 from gpu_vecenv.cli.export import Export
+from gpu_vecenv.cli.game_files import GameFileNeededError
 from gpu_vecenv.cli.list import List
 from gpu_vecenv.cli.new import New
 from gpu_vecenv.cli.options import PROGRAM, Command
@@ -131,9 +133,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of a pipe, such as head, has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except EXPECTED as error:
-        print(printable_lines(f"{PROGRAM}: error: {error}"), file=sys.stderr)
+        remedy = f": {_with_game(words, error.file)}" if isinstance(error, GameFileNeededError) else ""
+        print(printable_lines(f"{PROGRAM}: error: {error}{remedy}"), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"{PROGRAM}: interrupted", file=sys.stderr)
         return 130
     return 0
+
+
+def _with_game(words: Sequence[str], file: str) -> str:
+    """The command line with the file of the game: that of train is its first argument."""
+    command = [words[0], file, *words[1:]] if words[0] == "train" else [*words, "--game", file]
+    return shlex.join([PROGRAM, *command])

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 import tyro
 from tyro.conf import Positional
 
+from gpu_vecenv.cli.game_files import load_game_of_run
 from gpu_vecenv.compile.device import resolve_device
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.envs.registry import GAME_FILE, find_game, load_game
@@ -85,8 +86,10 @@ def check_option_names(command: type, *parts: type) -> None:
 
 
 def load_run_policy(run: Path, *, game: str | None, best: bool, device: str | None) -> GamePolicy:
-    """The policies of a run; ``game`` is the file that declares its game, unless that is a bundled one."""
-    if game is not None:
+    """The policies of a run; ``game`` is the file that declares its game, by default that of the run's settings."""
+    if game is None:
+        load_game_of_run(run)
+    else:
         game_class(game)
     try:
         return load_policy(run, best=best, device=resolve_device(device))

@@ -31,7 +31,7 @@ from gpu_vecenv.compile.device import resolve_device
 from gpu_vecenv.declare.config import check_fields, param
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.vec_env import VecEnv
-from gpu_vecenv.envs.registry import GAME_FILE, GAMES
+from gpu_vecenv.envs.registry import GAME_FILE, GAMES, game_argument
 from gpu_vecenv.errors import ConfigError, ReplayMismatchError, UnknownGameError, counted
 from gpu_vecenv.escapes import printable, printable_lines
 from gpu_vecenv.files import check_output, replace_file
@@ -96,7 +96,11 @@ class RecordOptions(DeviceOptions):
             size = len(contents[path])
             what = f"{counted(recording.num_steps, 'step')}, return {_returns(recording)}, {size:,} bytes"
             print(printable(f"wrote {path}: {what}"))
-        print(printable(f"to watch: {PROGRAM} replay html {shlex.quote(str(self.out))}"))
+        only = set(self.out.glob(f"*{SUFFIX}")) == set(files)  # others may be of games that are not known here
+        words = [PROGRAM, "replay", "html", *map(str, [self.out] if only else files)]
+        if argument := game_argument(type(env.game)):
+            words += ["--game", argument]
+        print(printable(f"to watch: {shlex.join(words)}"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +139,7 @@ class RecordRun(RecordOptions):
     run: Run  # folder of the run, or one of its checkpoints
     greedy: bool = False  # take the most likely action instead of a sample
     best: bool = False  # the best checkpoint instead of the newest
-    game: str | None = None  # file that declares the game, unless it is a bundled one
+    game: str | None = None  # file that declares the game; default: the run's, unless it has changed
 
     def __call__(self) -> None:
         """Record."""

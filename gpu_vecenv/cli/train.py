@@ -17,6 +17,8 @@ import tyro
 
 from gpu_vecenv.cli.actors import load_other_run, role_sources
 from gpu_vecenv.cli.curriculum import curriculum_of, stored_curriculum
+from gpu_vecenv.cli.game_files import KEY as GAME_FILE_KEY
+from gpu_vecenv.cli.game_files import game_file_settings, load_game_of_run
 from gpu_vecenv.cli.opponents import OpponentOptions, errors_name_options
 from gpu_vecenv.cli.options import (
     PROGRAM,
@@ -145,6 +147,7 @@ class Train(DeviceOptions, Generic[GameT, ConfigT]):
             make_selection(trainers[0], self.run)  # raises for wrong names before anything is written
             folder = self.out or _new_folder(game.name())
             settings = {"format": RUN_FORMAT, "game": game.name(), "device": self.device, "graphs": self.graphs}
+            settings[GAME_FILE_KEY] = game_file_settings(self.game_name, game)
             settings["reward"] = None if self.reward is None else absolute(self.reward)
             settings["curriculum"] = stored_curriculum(self.schedules)
             settings["opponents"] = self.opposition.settings()
@@ -278,7 +281,7 @@ def _default_opponents(selection: _Selection, game: type[Env], num_envs: int | L
 class Resume(DeviceOptions):
     """Continue an interrupted run, or those of several seeds, bit-identically, with the configuration stored in it."""
 
-    game_name: OptionalGameName = None  # file that declares the game, unless it is a bundled one
+    game_name: OptionalGameName = None  # file that declares the game; default: the run's, unless it has changed
     resume: Path  # folder of the run
     total_steps: int | None = param(None, low=1)  # a new end of the run; the schedules change from here on
     reward: str | None = None  # where its reward function is now; default: where it was
@@ -295,6 +298,8 @@ class Resume(DeviceOptions):
         folders = [self.resume] if seeds is None else [seed_folder(self.resume, seed) for seed in seeds]
         begun = [folder for folder in folders if CheckpointFolder(folder / CHECKPOINTS).begun()]
         settings, run_config = _read_settings((begun or folders)[0])
+        if given is None:
+            load_game_of_run((begun or folders)[0])
         with process_group(settings["device"] if self.device is None else self.device) as (world, device):
             if seeds is None or not begun:
                 manifests = [_newest_manifest(folders[0], world)]

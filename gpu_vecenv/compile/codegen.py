@@ -264,6 +264,13 @@ def own_source(layout: GameLayout) -> str:
     return inline_includes(path.read_text(encoding="utf-8"), path.name, path.parent, headers)
 
 
+def own_files(layout: GameLayout) -> list[Path]:
+    """A game's source and the files that it includes, without the engine's headers."""
+    path, engine, seen = layout.source_path, (cuda_folder() / "engine").resolve(), set[str]()
+    inline_includes(path.read_text(encoding="utf-8"), path.name, path.parent, seen)
+    return [path.resolve(), *(header for header in map(Path, sorted(seen)) if header.parent != engine)]
+
+
 def missing_definitions(layout: GameLayout) -> list[str]:
     """Definitions that a game's source and its includes seem to lack, each with similar ones that were found."""
     path = layout.source_path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import re
@@ -172,12 +173,7 @@ def load_game(file: str | Path) -> type[Env]:
     if not path.is_file():
         raise UnknownGameError(f'no file {path}; "gpu-vecenv new my_game" creates a template')
     path = path.resolve()
-    module = module_of_file(path)
-    games = {
-        name: value
-        for name, value in vars(module).items()
-        if isinstance(value, type) and issubclass(value, Env) and value.__module__ == module.__name__
-    }
+    games = _games_of(module_of_file(path))
     if wanted is not None and wanted not in games:
         raise UnknownGameError(f"{path} has no game {wanted!r}; {nearest(wanted, games)}")
     if not games:
@@ -190,6 +186,30 @@ def load_game(file: str | Path) -> type[Env]:
     if game not in GAMES.values():
         register(game)
     return game
+
+
+def game_argument(game: type[Env]) -> str | None:
+    """What names a game's file on a command line: ``my_game.py``, or ``my_game.py:MyGame`` if it defines several.
+
+    None for a bundled game, and for one without a file, such as a notebook's.
+    """
+    module = sys.modules.get(game.__module__)
+    file = getattr(module, "__file__", None)
+    if module is None or file is None or game.__module__.startswith("gpu_vecenv."):
+        return None
+    path = Path(file).resolve()
+    with contextlib.suppress(ValueError):
+        path = path.relative_to(Path.cwd())
+    return f"{path}:{game.__name__}" if len(_games_of(module)) > 1 else str(path)
+
+
+def _games_of(module: ModuleType) -> dict[str, type[Env]]:
+    """Name -> class of the games that a module itself defines."""
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if isinstance(value, type) and issubclass(value, Env) and value.__module__ == module.__name__
+    }
 
 
 def module_of_file(path: Path) -> ModuleType:

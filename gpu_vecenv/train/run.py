@@ -16,6 +16,7 @@ from typing import Any
 
 from rich.console import Console
 
+from gpu_vecenv.envs.registry import game_argument
 from gpu_vecenv.errors import ConfigError, NonFiniteError, counted
 from gpu_vecenv.escapes import printable
 from gpu_vecenv.progress import OnProgress, ProgressDisplay, line_interval, no_progress, part
@@ -29,6 +30,7 @@ from gpu_vecenv.train.plots import METRICS_FILE, plot_runs
 from gpu_vecenv.train.run_folder import (
     CURVE_FILE,
     SEEDS_FILE,
+    SETTINGS,
     Run,
     RunConfig,
     check_free,
@@ -247,7 +249,9 @@ def _stopped(console: Console, code: int, saved: str, folder: Path) -> int:
     """Print what stopped the training and how to resume it; its exit code."""
     name = signal.Signals(code - 128).name if code > 128 else "another process"
     _print_line(console, f"{name}: saved {saved}")
-    _print_line(console, f"resume with: gpu-vecenv train --resume {shlex.quote(str(folder))}")
+    command = f"gpu-vecenv train --resume {shlex.quote(str(folder))}"
+    by_command = any(folder.glob(SETTINGS)) or any(folder.glob(f"seed-*/{SETTINGS}"))
+    _print_line(console, f"resume with: {command if by_command else 'the same call and resume=True'}")
     return code
 
 
@@ -290,8 +294,11 @@ def _write_results_of_seeds(runs: Sequence[Run], folder: Path, console: Console)
 def _print_files(console: Console, folder: Path, drawn: bool, files: Mapping[str, str], to_watch: Run) -> None:
     curve = str(folder / CURVE_FILE) if drawn else 'not drawn: matplotlib is missing (pip install "gpu_vecenv[train]")'
     source = f"{to_watch.folder}{':0' if to_watch.trainer.populations else ''}"
-    watch = f"gpu-vecenv replay record {shlex.quote(source)}"
-    for label, value in {"learning curve": curve, **files, "to watch it": watch}.items():
+    watch = ["gpu-vecenv", "replay", "record", source]
+    argument = game_argument(type(to_watch.trainer.env.game))
+    if argument is not None and not (to_watch.folder / SETTINGS).is_file():  # settings name the file
+        watch += ["--game", argument]
+    for label, value in {"learning curve": curve, **files, "to watch it": shlex.join(watch)}.items():
         _print_line(console, f"{label:15} {value}")
 
 

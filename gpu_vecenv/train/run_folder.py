@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -222,7 +223,8 @@ def check_free(folder: Path) -> None:
     """Raise ConfigError if the folder has a run, or runs of several seeds, with any checkpoint."""
     for one in (folder, *folder.glob("seed-*")):
         if CheckpointFolder(one / CHECKPOINTS).begun():
-            raise ConfigError(f"{folder} already has a run; use another folder, or resume it: --resume {folder}")
+            command = f"gpu-vecenv train --resume {shlex.quote(str(folder))}"
+            raise ConfigError(f"{folder} already has a run; use another folder, or resume it: {command}")
 
 
 @contextlib.contextmanager

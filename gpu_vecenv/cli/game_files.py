@@ -1,0 +1,119 @@
+"""The files of a game of one's own in the settings of a run, and whether a command may run them unasked.
+
+Settings are data: what they name is run only if the same user began a run with these very files on this machine, which
+a mark in the cache folder shows. Else the command is refused until the file is given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from gpu_vecenv.compile.cache import cache_dir
+from gpu_vecenv.compile.codegen import own_files
+from gpu_vecenv.declare.env import Env
+from gpu_vecenv.envs.registry import GAME_FILE, GAMES, load_game
+from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.files import replace_file
+from gpu_vecenv.train.game_policy import run_and_member
+from gpu_vecenv.train.run_folder import SETTINGS
+
+KEY = "game_file"  # of the settings
+
+
+class GameFileNeededError(ConfigError):
+    """A command needs the file of a run's game; ``file`` is the one to give it."""
+
+    def __init__(self, message: str, file: str):
+        super().__init__(message)
+        self.file = file
+
+
+def game_file_settings(argument: str, game: Env) -> dict[str, Any] | None:
+    """What the settings of a run have of the game's file, which is marked as run by this user; None of a name.
+
+    Args:
+        argument: The game as the command line names it.
+        game: The game, configured.
+
+    Returns:
+        "argument": the same with the file's whole path; "files": path -> SHA-256 of the file, of the modules beside it
+        that are imported, and of the device code.
+    """
+    match = GAME_FILE.fullmatch(argument)
+    if match is None:
+        return None
+    path = Path(match[1]).resolve()
+    files = sorted({path, *_modules_in(path.parent), *own_files(game.layout)})
+    entry = {
+        "argument": str(path) if match[2] is None else f"{path}:{match[2]}",
+        "files": {str(file): _sha256(file) for file in files},
+    }
+    with contextlib.suppress(OSError):  # without a mark, commands need the file again
+        replace_file(_mark(entry), b"")
+    return entry
+
+
+def load_game_of_run(run: Path) -> None:
+    """Import the file of a run's game, unless the game is registered or the run names no file.
+
+    Args:
+        run: The folder of a run, one of its checkpoints, or either with the number of a member.
+
+    Raises:
+        GameFileNeededError: No run was begun here with such files, or one has changed or is missing. Nothing was run.
+        ConfigError: The settings are damaged.
+    """
+    path = run_and_member(run)[0]
+    found = next((one / SETTINGS for one in (path, *path.parents[:2]) if (one / SETTINGS).is_file()), None)
+    try:
+        settings: dict[str, Any] = {} if found is None else json.loads(found.read_text(encoding="utf-8"))
+        name, entry = settings.get("game"), settings.get(KEY) or {}
+        argument = str(entry["argument"]) if entry else None
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ConfigError(f"{found} is damaged or of another version: {type(error).__name__}: {error}") from error
+    if argument is None or name in GAMES:
+        return
+    if not _mark(entry).is_file():
+        raise GameFileNeededError(
+            f"{run} is a run of {name}, a game in {argument}; no run was begun here with this file. A game is code: "
+            "read it, then give it",
+            argument,
+        )
+    if missing := [file for file in entry["files"] if not Path(file).is_file()]:
+        raise GameFileNeededError(
+            f"{run} is a run of {name}; {', '.join(missing)} is missing. Give the game's file where it is now",
+            Path(argument).name,
+        )
+    if changed := [file for file, digest in entry["files"].items() if _sha256(file) != digest]:
+        raise GameFileNeededError(
+            f"{run} is a run of {name}; {', '.join(changed)} has changed since. To use it as it is now, give it",
+            argument,
+        )
+    load_game(argument)
+
+
+def _modules_in(folder: Path) -> list[Path]:
+    """The files of imported modules that are found because the folder is on ``sys.path``."""
+    files = []
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if file is None or name.partition(".")[0] == "gpu_vecenv":
+            continue
+        path, stem = Path(file).resolve(), folder.joinpath(*name.split("."))
+        if path in (stem.with_name(f"{stem.name}.py"), stem / "__init__.py"):
+            files.append(path)
+    return files
+
+
+def _sha256(file: str | Path) -> str:
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+
+
+def _mark(entry: dict[str, Any]) -> Path:
+    """The empty file that exists once a run was begun with these files."""
+    return cache_dir() / "games" / hashlib.sha256(json.dumps(entry, sort_keys=True).encode()).hexdigest()
