@@ -75,26 +75,26 @@ class BenchConfig:
     Prints a table on a terminal, else one JSON line per row, and finally one with device, commit and versions.
     """
 
-    game: str | None = None  # name of a game, or a file that declares it; default: a fixed suite
-    num_envs: int | None = None  # environments; default: 2000, in sweeps up to 100000, with --sweep agents 100
+    game: str | None = None  # name of a game, or a file that declares it; None: a fixed suite
+    num_envs: int | None = None  # environments; None: 2000, in sweeps up to 100000, with --sweep agents 100
     config: str = "{}"  # the game's configuration as JSON (with --game)
     rollout: bool = False  # also measure steps with policies and rollout storage ("rollout")
     sweep: bench_sweep.Sweep | None = None  # environments 1, 3, 10, 32 ... num_envs; or agents 5, 10, 20, 50 ... 1000
-    plot: Path | None = None  # figure of the sweep, .png or .svg
+    plot: Path | None = None  # figure of the sweep, .png or .svg; None: none
     training: bool = False  # train --game with its preset, by default WarpDrive's configurations
-    num_steps: int | None = None  # steps per rollout (with --game --training, or --rollout); default: preset
-    hidden_sizes: tuple[int, ...] | None = None  # units of the policies' hidden layers (as num_steps)
-    num_epochs: int | None = None  # passes over a rollout (with --game --training)
-    num_minibatches: int | None = None  # minibatches per pass (with --game --training)
-    precision: tuple[Precision, ...] = ("float32",)  # of matrix products (with --training)
+    num_steps: int | None = None  # steps per rollout (with --game --training, or --rollout); None: preset
+    hidden_sizes: tuple[int, ...] | None = None  # units of the policies' hidden layers (as num_steps); None: preset
+    num_epochs: int | None = None  # passes over a rollout (with --game --training); None: preset
+    num_minibatches: int | None = None  # minibatches per pass (with --game --training); None: preset
+    precision: tuple[Precision, ...] = ("float32",)  # precision of matrix products (with --training)
     interface: tuple[str, ...] = ()  # gymnasium, batched, or adapters: sb3, torchrl, ...; with fixed games
     baseline: bench_baselines.Baseline | None = None  # Gymnasium's vectorised CartPole, or MPE2's simple_tag
-    device: str | None = None  # cpu, cuda or cuda:1; default: cuda if usable, else cpu
-    driver: str | None = None  # pycuda or cuda_core (CUDA only); default: the first that works
-    threads_per_env: int | None = None  # threads that run one environment (CUDA only)
-    compare: Path | None = None  # an earlier --json; adds the ratios, now / then, of env-steps per second
+    device: str | None = None  # cpu, cuda or cuda:1; None: cuda if usable, else cpu
+    driver: str | None = None  # pycuda or cuda_core (CUDA only); None: the first that works
+    threads_per_env: int | None = None  # threads that run one environment (CUDA only); None: tuned, or the default
+    compare: Path | None = None  # an earlier --json; adds the ratios, now / then, of env-steps per second; None: none
     table: bool = False  # print a table even if standard output is not a terminal
-    json: Path | None = None  # file that also receives the rows
+    json: Path | None = None  # file that also receives the rows; None: none
 
 
 def run(config: BenchConfig) -> dict[str, Any]:

@@ -10,7 +10,10 @@ from gpu_vecenv.cli.options import Command
 
 @dataclass(frozen=True)
 class Bench(BenchConfig, Command):
-    """Measure steps, training or interfaces against the memory bandwidth; the same as python -m gpu_vecenv.bench."""
+    """Measure the throughput of steps, training or interfaces.
+
+    The same as python -m gpu_vecenv.bench; beside it stands the memory bandwidth.
+    """
 
     def __call__(self) -> None:
         """Measure and print."""

@@ -46,7 +46,7 @@ class ReportOptions(Command):
 
     steps: int = param(300, low=10)  # steps of most runs; later behaviour is not tested
     seed: int = param(17, low=0)  # the first of the seeds
-    checks: str | None = None  # checks to run, such as K01,K10; all by default
+    checks: str | None = None  # checks to run, such as K01,K10; None: all
     json: str | None = None  # file for the report as JSON, - for the standard output
     junit: str | None = None  # file for the report as JUnit's XML
 
@@ -77,7 +77,9 @@ class ReportOptions(Command):
 
 @dataclass(frozen=True, kw_only=True)
 class Check(ReportOptions, DeviceOptions, Generic[GameT]):
-    """Check that a game, or any registered Gymnasium or PettingZoo environment, conforms to its interface.
+    """Check that an environment keeps the promises of its interfaces.
+
+    It is a game, or any environment that is registered with Gymnasium or PettingZoo.
 
     check tag_gridworld and check my_game.py test all interfaces of a game; check CartPole-v1 tests a vector environment
     of Gymnasium, and check sisl/pursuit_v5 a parallel environment of PettingZoo. Exit code 1 if a check fails.
@@ -129,7 +131,7 @@ class Check(ReportOptions, DeviceOptions, Generic[GameT]):
 class CheckWithLimit(Check[GameT]):  # noqa: D101 - that of Check
     __doc__ = Check.__doc__
 
-    max_steps: int | None = param(None, low=1)  # step at which episodes are truncated; by default limits are not tested
+    max_steps: int | None = param(None, low=1)  # step at which episodes are truncated; None: limits are not tested
 
     @property
     def limit(self) -> int | None:
@@ -150,7 +152,7 @@ class CheckRegistered(ReportOptions):
     env_id: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="ENTRY")]]
     config: str = "{}"  # further arguments of gymnasium.make_vec or pettingzoo.make, as JSON
     parallel: bool = False  # the entry is a PettingZoo parallel environment, as is an id that only PettingZoo has
-    max_steps: int | None = param(None, low=1)  # step at which episodes are truncated; by default that of its spec
+    max_steps: int | None = param(None, low=1)  # step at which episodes are truncated; None: that of its spec
 
     def __call__(self) -> int:
         """Print the report; 1 if a check fails."""

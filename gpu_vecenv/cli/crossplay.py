@@ -41,25 +41,25 @@ from gpu_vecenv.train.run_folder import read_seeds, seed_folder
 
 @dataclass(frozen=True, kw_only=True)
 class Crossplay(DeviceOptions):
-    """Play the policies of each run with and against those of each other run: a matrix of mean returns.
+    """Play runs against each other: a matrix of mean returns.
 
-    RUN is the folder of a run, one of its checkpoints, a folder of several seeds, which stands for all of its runs,
-    the word random, or for a role alone runner=OTHER_RUN, runner=random or a script, runner=file.py:function. A run
-    with populations stands for all of their members, RUN:2 for the members 2. The game is configured as in the
-    first run.
+    The policies of each run play with and against those of each other run. RUN is the folder of a run, one of its
+    checkpoints, a folder of several seeds, which stands for all of its runs, the word random, or for a role alone
+    runner=OTHER_RUN, runner=random or a script, runner=file.py:function. A run with populations stands for all of
+    their members, RUN:2 for the members 2. The game is configured as in the first run.
     """
 
-    runs: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="RUN...")]]  # see above
-    episodes: int = param(1000, low=2)  # of each pairing
-    roles: tuple[str, ...] = ()  # roles or agents that the row plays; default: the first role, or the first agent
+    runs: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="RUN...")]]  # at least one, see above
+    episodes: int = param(1000, low=2)  # episodes of each pairing
+    roles: tuple[str, ...] = ()  # roles or agents that the row plays; none: the first role, or the first agent
     ratings: bool = False  # also rate the runs, by openskill
     greedy: bool = False  # take the most likely action instead of a sample
     best: bool = False  # the best checkpoints instead of the newest
-    num_envs: int = param(1000, low=1)  # environments
-    seed: int = 1  # of the random streams
+    num_envs: int = param(1000, low=1)  # environments that are stepped at a time
+    seed: int = 1  # seed of the random streams
     json: bool = False  # print JSON instead of tables
-    out: Path | None = None  # file that receives the JSON
-    game: str | None = None  # file that declares the game; default: the run's, unless it has changed
+    out: Path | None = None  # file that receives the result as JSON; None: no file
+    game: str | None = None  # file that declares the game; None: the run's, unless it has changed
 
     def __post_init__(self) -> None:
         check_fields(self)

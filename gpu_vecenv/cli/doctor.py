@@ -169,7 +169,7 @@ def report(diagnosis: Diagnosis) -> str:
 
 @dataclass(frozen=True)
 class Doctor:
-    """Report torch, GPUs, compilers and CUDA drivers, and recommend what to install."""
+    """Report torch, GPUs, compilers, drivers; say what to install."""
 
     def __call__(self) -> int:
         """Print the report; 1 if training cannot run, or cannot use the GPU that is present."""

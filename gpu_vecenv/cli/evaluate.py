@@ -22,7 +22,7 @@ from gpu_vecenv.train.evaluation_tables import evaluation_table
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate(DeviceOptions):
-    """Play episodes with the policies of a run and print the mean returns."""
+    """Play episodes with the policies of a run; print mean returns."""
 
     run: Run  # folder of the run, or one of its checkpoints
     episodes: int = param(1000, low=1)  # number of episodes
@@ -30,11 +30,11 @@ class Evaluate(DeviceOptions):
     best: bool = False  # the best checkpoint instead of the newest
     # others for some roles or agents: tagger=random, tagger_0=runs/other or runner=file.py:function
     opponents: tuple[str, ...] = ()
-    num_envs: int = param(1000, low=1)  # environments
-    seed: int = 1  # of the random streams
+    num_envs: int = param(1000, low=1)  # environments that are stepped at a time
+    seed: int = 1  # seed of the random streams
     json: bool = False  # print JSON instead of a table
-    out: Path | None = None  # file that receives the JSON
-    game: str | None = None  # file that declares the game; default: the run's, unless it has changed
+    out: Path | None = None  # file that receives the result as JSON; None: no file
+    game: str | None = None  # file that declares the game; None: the run's, unless it has changed
 
     def __post_init__(self) -> None:
         check_fields(self)

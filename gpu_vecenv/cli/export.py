@@ -17,13 +17,16 @@ from gpu_vecenv.train.model_card import export_hub
 
 @dataclass(frozen=True, kw_only=True)
 class Export(Command):
-    """Write the policies of a run for other programs: ONNX, TorchScript, or a folder for the Hugging Face hub."""
+    """Write policies of a run as ONNX, TorchScript or for the hub.
+
+    The last is a folder for the Hugging Face hub, with a model card.
+    """
 
     run: Run  # folder of the run, or one of its checkpoints
     format: Literal["onnx", "torchscript", "hub"] = "onnx"  # one file for each policy, or a folder with a model card
-    out: Path | None = None  # folder for the files; default: one with the format's name in that of the run
+    out: Path | None = None  # folder for the files; None: one with the format's name in that of the run
     best: bool = False  # the best checkpoint instead of the newest
-    game: str | None = None  # file that declares the game; default: the run's, unless it has changed
+    game: str | None = None  # file that declares the game; None: the run's, unless it has changed
 
     def __post_init__(self) -> None:
         check_fields(self)

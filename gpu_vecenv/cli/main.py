@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import os
 import shlex
 import sys
@@ -39,6 +40,7 @@ from gpu_vecenv.errors import (
     KernelCompileError,
     NonFiniteError,
     RankLostError,
+    UnknownGameError,
     nearest,
 )
 from gpu_vecenv.escapes import printable_lines
@@ -57,27 +59,32 @@ EXPECTED = (
     ExportError,
 )
 COMMANDS: dict[str, Any] = {
+    "doctor": Doctor,
     "list": List,
-    "show": Show,
-    "new": New,
-    "check": Check,
     "train": Train,
     "evaluate": Evaluate,
-    "exploit": Exploit,
-    "crossplay": Crossplay,
     "plot": Plot,
-    "export": Export,
     "replay": Replay,
     "web": Web,
-    "bench": Bench,
+    "new": New,
+    "check": Check,
+    "show": Show,
+    "exploit": Exploit,
+    "crossplay": Crossplay,
+    "export": Export,
     "tune": Tune,
-    "doctor": Doctor,
+    "bench": Bench,
 }
-DESCRIPTION = f"""\
-gpu_vecenv {__version__}: multi-agent environments and PPO on the GPU, or on the CPU from the same kernels.
+ABOUT = "Environments of many agents, and PPO for them, on the GPU or the CPU."
+HELP = f"""\
+usage: {PROGRAM} COMMAND …
 
-GAME is the name of a game, or a Python file that declares one: my_game.py, or my_game.py:MyGame if it declares several.
-The file is imported. The game's configuration becomes options: {PROGRAM} train tag_gridworld --help"""
+{ABOUT}
+
+{{commands}}
+
+GAME is a name or a Python file: {PROGRAM} train my_game.py
+{PROGRAM} COMMAND [GAME] --help prints the options, with those of the game."""
 
 
 def subcommands(arguments: Sequence[str]) -> Any:
@@ -88,9 +95,14 @@ def subcommands(arguments: Sequence[str]) -> Any:
         configured, default = command, tyro.MISSING_NONPROP
         if issubclass(command, Command):
             configured, default = command.for_arguments(rest if name == chosen else ())
-        summary = None if name == chosen else command.__doc__.partition("\n")[0]
+        summary = None if name == chosen else summary_of(command)
         options.append(Annotated[configured, tyro.conf.subcommand(name, default=default, description=summary)])
     return Union[tuple(options)]  # noqa: UP007  # built at run time
+
+
+def summary_of(command: Any) -> str:
+    """What a command is for: the first line of its help."""
+    return str(command.__doc__).partition("\n")[0]
 
 
 def parse(arguments: Sequence[str]) -> Any:
@@ -109,7 +121,7 @@ def parse(arguments: Sequence[str]) -> Any:
                 subcommands(arguments),
                 args=arguments,
                 prog=PROGRAM,
-                description=DESCRIPTION,
+                description=ABOUT,
                 config=(tyro.conf.OmitArgPrefixes,),
             )
     except SystemExit as stop:
@@ -119,6 +131,8 @@ def parse(arguments: Sequence[str]) -> Any:
         if cause is not None:
             raise cause from None
         sys.stderr.write(printable_lines(message.getvalue()))
+        if f"{PROGRAM} --help" in message.getvalue():  # which has no options
+            print(f"Help: {_help_command(arguments)}", file=sys.stderr)
         raise
 
 
@@ -128,13 +142,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words == ["--version"]:
         print(__version__)
         return 0
+    if words[0] in ("--help", "-h"):
+        print(HELP.format(commands="\n".join(f"  {name:10} {summary_of(kind)}" for name, kind in COMMANDS.items())))
+        return 0
     try:
         return parse(words)() or 0
     except BrokenPipeError:  # the reader of a pipe, such as head, has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except EXPECTED as error:
-        remedy = f": {_with_game(words, error.file)}" if isinstance(error, GameFileNeededError) else ""
-        print(printable_lines(f"{PROGRAM}: error: {error}{remedy}"), file=sys.stderr)
+        print(printable_lines(f"{PROGRAM}: error: {error}{remedy(error, words)}"), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"{PROGRAM}: interrupted", file=sys.stderr)
@@ -142,7 +158,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _with_game(words: Sequence[str], file: str) -> str:
-    """The command line with the file of the game: that of train is its first argument."""
-    command = [words[0], file, *words[1:]] if words[0] == "train" else [*words, "--game", file]
-    return shlex.join([PROGRAM, *command])
+def remedy(error: Exception, words: Sequence[str]) -> str:
+    """The end of an error's message: the command that mends it or shows what is allowed, unless the message has one."""
+    if isinstance(error, GameFileNeededError):  # that of train is its first argument
+        given = [words[0], error.file, *words[1:]] if words[0] == "train" else [*words, "--game", error.file]
+        return f": {shlex.join([PROGRAM, *given])}"
+    if PROGRAM in str(error) or "pip install" in str(error):
+        return ""
+    if isinstance(error, UnknownGameError):
+        return f". To see the games: {PROGRAM} list"
+    if isinstance(error, DeviceUnavailableError | CompilerError):
+        return f". To see what is missing: {PROGRAM} doctor"
+    if type(error) in (ConfigError, ValueError, TypeError):
+        return f". Help: {_help_command(words)}"
+    return ""
+
+
+def _help_command(words: Sequence[str]) -> str:
+    """The command that prints the options of the command, and those of its game."""
+    named = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
+    return shlex.join([PROGRAM, *named[: 3 if words[0] == "replay" else 2], "--help"])

@@ -26,10 +26,13 @@ USED = {"Any", "Circle", "Discrete", "Drawing", "Env", "Field", "Line", "Mapping
 
 @dataclass(frozen=True, kw_only=True)
 class New(Command):
-    """Write the declaration, the device code and the test of a small game, to be changed."""
+    """Write a small game that works, as the start of your own.
 
-    name: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="NAME")]]  # of the game, like my_game
-    folder: Path = Path()  # created if missing; existing files are not overwritten
+    Three files: the declaration, the device code and a test.
+    """
+
+    name: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="NAME")]]  # name of the game, like my_game
+    folder: Path = Path()  # folder of the files, created if missing; existing files are not overwritten
 
     def __call__(self) -> None:
         """Write them and print the next steps."""

@@ -37,13 +37,14 @@ class OpponentOptions:
 
     # snapshots, random, still, RUN, ROLE=RUN or ROLE=file.py:function, any of them; none: no opponents
     opponents: tuple[str, ...] = ()
-    opponents_share: float = param(DEFAULTS.share, low=0, high=1)  # of the environments
+    opponents_share: float = param(DEFAULTS.share, low=0, high=1)  # share of the environments with opponents, 0 to 1
     opponents_sampling: Sampling = DEFAULTS.sampling  # by results against them, or uniform
     opponents_ranges: int = param(DEFAULTS.num_ranges, low=1)  # opponents at a time
-    num_snapshots: int = param(DEFAULTS.num_snapshots, low=1)  # that are kept
+    num_snapshots: int = param(DEFAULTS.num_snapshots, low=1)  # snapshots that are kept
     snapshot_interval: int = param(DEFAULTS.snapshot_interval, low=1, high=MOST)  # iterations between two snapshots
-    snapshot_gain: float | None = param(None, low=0, high=1)  # also a snapshot once p against the last one exceeds it
-    reassign_interval: int = param(DEFAULTS.reassign_interval, low=1, high=MOST)  # iterations of an opponent, at least
+    # also a snapshot once p against the newest one exceeds it; None: never
+    snapshot_gain: float | None = param(None, low=0, high=1)
+    reassign_interval: int = param(DEFAULTS.reassign_interval, low=1, high=MOST)  # least iterations of an opponent
 
     def __post_init__(self) -> None:
         check_fields(self)

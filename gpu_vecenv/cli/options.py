@@ -42,8 +42,8 @@ class Command:
 class DeviceOptions(Command):
     """Where environments run."""
 
-    device: str | None = None  # cpu, cuda or cuda:1; default: cuda if usable, else cpu
-    driver: str | None = None  # pycuda or cuda_core (CUDA only); default: the first that works
+    device: str | None = None  # cpu, cuda or cuda:1; None: cuda if usable, else cpu
+    driver: str | None = None  # pycuda or cuda_core (CUDA only); None: the first that works
 
 
 @dataclass(frozen=True)

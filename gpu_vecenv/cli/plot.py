@@ -19,9 +19,9 @@ from gpu_vecenv.train.plots import plot_runs
 class Plot(Command):
     """Draw the learning curves of runs."""
 
-    runs: tyro.conf.Positional[Annotated[tuple[Path, ...], tyro.conf.arg(metavar="RUN...")]]  # folders of runs
-    out: Path = Path("curves.png")  # the figure, PNG or SVG
-    metrics: tuple[str, ...] = ()  # columns of metrics.csv; default: returns and episode lengths
+    runs: tyro.conf.Positional[Annotated[tuple[Path, ...], tyro.conf.arg(metavar="RUN...")]]  # run folders, one or more
+    out: Path = Path("curves.png")  # file of the figure, .png or .svg
+    metrics: tuple[str, ...] = ()  # columns of metrics.csv; none: returns and episode lengths
     x: Literal["env_steps", "seconds", "both"] = "env_steps"  # the horizontal axis; both: side by side
     smooth: int = param(1, low=1)  # window of the running mean, in iterations
 

@@ -49,7 +49,7 @@ CommandT = TypeVar("CommandT")
 
 @dataclass(frozen=True, kw_only=True)
 class Replay(Command, Generic[CommandT]):
-    """Record episodes as small files and play them again bit-identically on any device."""
+    """Record episodes in small files; verify and show them."""
 
     command: CommandT
 
@@ -75,7 +75,7 @@ class RecordOptions(DeviceOptions):
     """How many episodes to record, and where to."""
 
     episodes: int = param(1, low=1)  # number of episodes; episode i is that of environment i
-    seed: int = param(0, low=0)  # of the random streams
+    seed: int = param(0, low=0)  # seed of the random streams
     out: Path = Path("replays")  # folder of the files, <game>-<seed>-<environment>.replay
 
     def __post_init__(self) -> None:
@@ -121,7 +121,7 @@ class Record(RecordOptions, Generic[GameT]):
         try:
             game = game_class(source)
         except UnknownGameError as error:
-            raise ConfigError(f"{error}. Nor is there a run at {source}") from error
+            raise UnknownGameError(f"{error}. Nor is there a run at {source}") from error
         check_option_names(Record, game)
         return with_parameter(Record, game)
 
@@ -139,7 +139,7 @@ class RecordRun(RecordOptions):
     run: Run  # folder of the run, or one of its checkpoints
     greedy: bool = False  # take the most likely action instead of a sample
     best: bool = False  # the best checkpoint instead of the newest
-    game: str | None = None  # file that declares the game; default: the run's, unless it has changed
+    game: str | None = None  # file that declares the game; None: the run's, unless it has changed
 
     def __call__(self) -> None:
         """Record."""
@@ -151,8 +151,8 @@ class RecordRun(RecordOptions):
 class PlayOptions(DeviceOptions):
     """Which replays to play, and where."""
 
-    files: Files  # replays, or folders of replays
-    game: str | None = None  # file that declares the game, unless it is a bundled one
+    files: Files  # replays, or folders of replays, at least one
+    game: str | None = None  # file that declares the game, if it is not a bundled one
 
     def load(self) -> dict[Path, Recording]:
         """The replays by file."""
@@ -194,7 +194,7 @@ class Html(PlayOptions):
     """Write a page that shows replays in a browser, side by side."""
 
     out: Path = Path("replays.html")  # the page, one file without external resources
-    title: str | None = None  # of the page; default: the names of the games
+    title: str | None = None  # title of the page; None: the names of the games
 
     def __call__(self) -> None:
         """Write the page."""
@@ -215,7 +215,7 @@ class Html(PlayOptions):
 class Show(Command):
     """Print the metadata of replays."""
 
-    files: Files  # replays, or folders of replays
+    files: Files  # replays, or folders of replays, at least one
 
     def __call__(self) -> None:
         """Print it."""
@@ -231,7 +231,10 @@ class Show(Command):
 def load_replays(files: Sequence[Path]) -> dict[Path, Recording]:
     """The replays in these files and folders."""
     if not files:
-        raise ConfigError(f"replay needs at least one file, like replays/tag_gridworld-0-0{SUFFIX}, or folder")
+        raise ConfigError(
+            f"replay needs at least one file, like replays/tag_gridworld-0-0{SUFFIX}, or folder. To record one: "
+            f"{PROGRAM} replay record tag_gridworld"
+        )
     paths: list[Path] = []
     for name in files:
         found = sorted(name.glob(f"*{SUFFIX}")) if name.is_dir() else [name]

@@ -16,7 +16,7 @@ from gpu_vecenv.declare.layout import GameLayout
 
 @dataclass(frozen=True, kw_only=True)
 class Show(Command, Generic[GameT]):
-    """Print the device code generated from a game's declaration."""
+    """Print the C++ code that is generated for a game."""
 
     game_name: GameName  # a name, or a file that declares it
     game: GameT

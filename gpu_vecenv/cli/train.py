@@ -69,26 +69,28 @@ ConfigT = TypeVar("ConfigT", bound=LearnerConfig)  # the hyper-parameters of an 
 
 @dataclass(frozen=True, kw_only=True)
 class Train(DeviceOptions, Generic[GameT, ConfigT]):
-    """Train the policies of a game; writes curve, checkpoints and evaluation to a run folder.
+    """Train the policies of a game, or resume a run.
 
-    train --resume RUN continues an interrupted run bit-identically; its options: train --resume RUN --help
+    Curve, checkpoints and evaluation are in the run folder. train --resume RUN continues an interrupted run
+    bit-identically; its options: train --resume RUN --help
     """
 
     game_name: GameName  # a name, or a file that declares it
     num_envs: int | Literal["auto"] = "auto"  # environments of all processes; "auto": as suits and fits the device
-    seed: int = 0  # of environments, weights and minibatches
-    seeds: int | None = param(None, low=1)  # train with so many seeds at a time, from --seed on, each in a run folder
-    out: Path | None = None  # run folder, of --seeds that of their folders; default: runs/<game>-<date>-<time>
+    seed: int = 0  # seed of environments, weights and minibatches
+    # train with so many seeds at a time, from --seed on, each in a run folder; None: one run
+    seeds: int | None = param(None, low=1)
+    out: Path | None = None  # run folder, of --seeds that of their folders; None: runs/<game>-<date>-<time>
     algorithm: AlgorithmName = "ppo"  # selects the hyper-parameters and their defaults
     # Of PPO: the game's, for little time or for few env-steps, or MAPPO's with the game's sizes of a run
     preset: PresetName = "fast"
     sharing: Sharing = "role"  # one policy for the agents of a role, one for each agent, or one for all
-    population: int = param(1, low=1)  # train so many policies in place of each, in equal shares of the environments
+    population: int = param(1, low=1)  # policies to train in place of each, in equal shares of the environments
     policies: str = "{}"  # hyper-parameters of single policies, as JSON: {"tagger": {"learning_rate": 0.001}}
     frozen: tuple[str, ...] = ()  # roles that are not trained, with the run or checkpoint they use: tagger=runs/old
-    reward: str | None = None  # a function that gives the rewards in place of the game: module:name or file.py:name
-    schedules: str | None = None  # a Curriculum, or a function that makes one: module:name, file.py:name, or JSON
-    graphs: bool = True  # use CUDA graphs
+    reward: str | None = None  # function that gives the rewards: module:name or file.py:name; None: the game's rewards
+    schedules: str | None = None  # Curriculum, or function that makes one: module:name, file.py:name, JSON; None: none
+    graphs: bool = True  # use CUDA graphs; no effect on the CPU
     run: RunConfig = field(default_factory=RunConfig)
     opposition: OpponentOptions = field(default_factory=OpponentOptions)
     learner: ConfigT
@@ -281,12 +283,12 @@ def _default_opponents(selection: _Selection, game: type[Env], num_envs: int | L
 class Resume(DeviceOptions):
     """Continue an interrupted run, or those of several seeds, bit-identically, with the configuration stored in it."""
 
-    game_name: OptionalGameName = None  # file that declares the game; default: the run's, unless it has changed
+    game_name: OptionalGameName = None  # file that declares the game; None: the run's, unless it has changed
     resume: Path  # folder of the run
     total_steps: int | None = param(None, low=1)  # a new end of the run; the schedules change from here on
-    reward: str | None = None  # where its reward function is now; default: where it was
-    schedules: str | None = None  # where its curriculum is now; default: where it was
-    device: str | None = None  # cpu, cuda or cuda:1; default: the run's
+    reward: str | None = None  # where its reward function is now; None: where it was
+    schedules: str | None = None  # where its curriculum is now; None: where it was
+    device: str | None = None  # cpu, cuda or cuda:1; None: the run's
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -19,15 +19,15 @@ from gpu_vecenv.progress import ProgressDisplay
 
 @dataclass(frozen=True, kw_only=True)
 class Tune(DeviceOptions):
-    """Measure which threads_per_env, threads_per_block and fuse_sampling are fastest for a game on this GPU.
+    """Find the fastest launch configuration of a game on this GPU.
 
-    It is stored: environments of this game with this configuration use it from then on. Results of the game do not
-    depend on it.
+    That is threads_per_env, threads_per_block and fuse_sampling. It is stored: environments of this game with this
+    configuration use it from then on. Results of the game do not depend on it.
     """
 
     game_name: GameName  # a name, or a file that declares it
     num_envs: int  # environments; the result is used for similar numbers of them
-    config: tuple[str, ...] = ()  # the game's configuration: grid=30 num_taggers=6
+    config: tuple[str, ...] = ()  # the game's configuration: grid=30 num_taggers=6; none: its defaults
 
     def __call__(self) -> None:
         """Measure, print all candidates and store the fastest."""

@@ -30,14 +30,17 @@ from gpu_vecenv.web.page import game_page
 
 @dataclass(frozen=True, kw_only=True)
 class Web(Command, Generic[GameT]):
-    """Write a page that plays a game in a browser, from its own source as WebAssembly; no server is needed."""
+    """Write a page that plays a game in a browser, without a server.
+
+    It is one file, with the game's own source as WebAssembly.
+    """
 
     game_name: GameName  # a name, or a file that declares it
-    run: Path | None = None  # folder of a run, or one of its checkpoints: its policies play, in its configuration
+    run: Path | None = None  # run, or one of its checkpoints, whose policies play in its configuration; None: none
     best: bool = False  # the best checkpoint instead of the newest
-    replay: Path | None = None  # a replay of this game, with which the page begins
+    replay: Path | None = None  # replay of this game, with which the page begins; None: none
     out: Path = Path("page")  # folder of the page; its index.html is self-contained
-    title: str | None = None  # of the page; default: the name of the game
+    title: str | None = None  # title of the page; None: the name of the game
     game: GameT
 
     @classmethod

@@ -30,9 +30,7 @@ class Acrobot(Env):
     max_velocity_1: float = param(4 * math.pi, low=0, high=1e6)  # rad/s, of link 1
     max_velocity_2: float = param(9 * math.pi, low=0, high=1e6)  # rad/s, of link 2
     torque: float = param(1.0, low=0, high=1e6)  # N m, of actions 0 (negative) and 2 (positive)
-    torque_noise_max: float = param(
-        0.0, low=0, high=1e6
-    )  # N m, uniform in [-torque_noise_max, torque_noise_max), every step
+    torque_noise_max: float = param(0.0, low=0, high=1e6)  # N m, of the noise: uniform in [-this, this), every step
     book_or_nips: Literal["book", "nips"] = "book"  # equations of Sutton and Barto's book, or of Sutton's paper
     goal_height: float = param(1.0, low=-2, high=2)  # of the tip above the pivot, for links of length 1
     dt: float = param(0.2, low=1e-6, high=1e3)  # s, of a step

@@ -25,9 +25,7 @@ class Pendulum(Env):
     max_torque: float = param(2.0, low=0, high=1e6)  # N m
     max_speed: float = param(8.0, low=0, high=1e6)  # rad/s
     dt: float = param(0.05, low=1e-6, high=1e3)  # s, of a step
-    reset_theta: float = param(
-        math.pi, low=0, high=1e6
-    )  # rad: the initial theta is uniform in [-reset_theta, reset_theta)
+    reset_theta: float = param(math.pi, low=0, high=1e6)  # rad: the initial theta is uniform in [-this, this)
     reset_theta_dot: float = param(1.0, low=0, high=1e6)  # rad/s: likewise for theta_dot
     max_steps: int = param(200, low=1)  # steps until the episode is truncated
 

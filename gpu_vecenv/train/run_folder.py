@@ -39,15 +39,15 @@ class RunConfig:
     """Output options of a run."""
 
     log_interval: int = param(1, low=1)  # iterations between rows of metrics, checkpoints and reactions to signals
-    episodes: int = param(1000, low=1)  # of each evaluation after training
-    checkpoint_seconds: float = param(60.0, low=0)  # time between checkpoints; 0 saves one with each row of metrics
+    episodes: int = param(1000, low=1)  # episodes of each evaluation after training
+    checkpoint_seconds: float = param(60.0, low=0)  # seconds between checkpoints; 0 saves one with each row of metrics
     keep: int = param(3, low=1)  # checkpoints to keep, besides the best
-    best_metric: str | None = None  # the best checkpoint has its largest mean; default: returns of the trained roles
-    best_episodes: int = param(100, low=0)  # of each match of an evaluation that compares checkpoints; 0: none, no best
+    best_metric: str | None = None  # the best checkpoint has its largest mean; None: returns of the trained roles
+    best_episodes: int = param(100, low=0)  # episodes of each match in an evaluation of checkpoints; 0: none, no best
     best_interval: int = param(10, low=0)  # training episodes between these evaluations, per episode of one
-    eval_opponents: tuple[str, ...] = KINDS  # that trained roles play in these: random, still, initial
-    eval_scripts: tuple[str, ...] = ()  # further ones: role=file.py:function, of the game, returns the actor
-    wandb: str | None = None  # Weights & Biases project to log to
+    eval_opponents: tuple[str, ...] = KINDS  # whom trained roles play in evaluations: random, still, initial
+    eval_scripts: tuple[str, ...] = ()  # further opponents: role=file.py:function, of the game, returns the actor
+    wandb: str | None = None  # Weights & Biases project to log to; None: none
     digests: bool = False  # log a digest of all weights with each row of metrics, to compare runs bitwise
 
     def __post_init__(self) -> None:

@@ -21,6 +21,8 @@ from support.processes import run_child
 import gpu_vecenv
 from gpu_vecenv.check.context import CHECKS
 from gpu_vecenv.check.report import GAME_CHECKS
+from gpu_vecenv.cli import replay
+from gpu_vecenv.cli.check import CheckRegistered, CheckWithLimit
 from gpu_vecenv.cli.crossplay import Crossplay
 from gpu_vecenv.cli.evaluate import Evaluate
 from gpu_vecenv.cli.exploit import Exploit
@@ -28,7 +30,8 @@ from gpu_vecenv.cli.export import Export
 from gpu_vecenv.cli.main import COMMANDS, main
 from gpu_vecenv.cli.opponents import OpponentOptions
 from gpu_vecenv.cli.plot import Plot
-from gpu_vecenv.cli.train import AlgorithmName, Train
+from gpu_vecenv.cli.replay import Html, Play, Record, RecordRun
+from gpu_vecenv.cli.train import AlgorithmName, Resume, Train
 from gpu_vecenv.compile.codegen import generate_header
 from gpu_vecenv.declare.attributes import PRESET_ALGORITHMS
 from gpu_vecenv.envs.registry import GAMES, configure, gymnasium_id
@@ -112,12 +115,75 @@ def elsewhere(tmp_path_factory):
     return folder
 
 
-def test_help_names_every_command(command):
+def test_the_help_fits_a_screen_and_says_what_every_command_is_for(command):
     for arguments in (["--help"], ["-h"], []):
         code, output, errors = command(*arguments)
         assert (code, errors) == (0, [])
+        lines = output.splitlines()
+        assert len(lines) <= 23 and max(map(len, lines)) < 80  # of 24 x 80, with a line for the prompt
         for name, kind in COMMANDS.items():
-            assert re.search(rf"• {name} +{re.escape(kind.__doc__.splitlines()[0][:60])}", output)
+            assert f"  {name:10} {kind.__doc__.splitlines()[0]}" in lines
+
+
+NESTED = {"command", "game", "learner", "opposition"}  # groups of options
+
+
+def kinds_with_options():
+    """Every class whose fields are options of a command."""
+    found = [
+        *COMMANDS.values(),
+        *GAMES.values(),
+        CheckRegistered,
+        CheckWithLimit,
+        Html,
+        Play,
+        Record,
+        RecordRun,
+        Resume,
+    ]
+    return [*found, replay.Show, OpponentOptions, PPOConfig, PQNConfig, RunConfig]
+
+
+@pytest.mark.parametrize("kind", kinds_with_options(), ids=lambda kind: kind.__qualname__)
+def test_every_option_has_a_comment_which_is_its_help(kind):
+    names = {field.name for field in dataclasses.fields(kind)} - NESTED if dataclasses.is_dataclass(kind) else set()
+    names -= {"run"} & {field.name for field in dataclasses.fields(kind) if field.type == "RunConfig"}
+    sources = [inspect.getsource(base).splitlines() for base in kind.__mro__ if dataclasses.is_dataclass(base)]
+    for name in names:
+        declared = [
+            (lines[n - 1].strip(), line)
+            for lines in sources
+            for n, line in enumerate(lines)
+            if re.match(rf"    {name}: ", line)
+        ]
+        assert declared, name
+        before, line = declared[0]
+        assert re.search(r"  # .*\w", line) or before.startswith("# "), line
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_printed_for_shells(shell, command):
+    code, output, errors = command("--tyro-print-completion", shell)
+    assert (code or 0, errors) == (0, []) and output.startswith(("# AUTOMATICALLY GENERATED", "#compdef"))
+    assert all(name in output for name in (*COMMANDS, "--total-steps"))
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        ("train nonsuch", "gpu-vecenv list"),
+        ("replay record nonsuch", "gpu-vecenv list"),
+        ("train cartpole --num-envs 0", "gpu-vecenv train cartpole --help"),
+        ("train cartpole --bogus 3", "gpu-vecenv train cartpole --help"),
+        ("evaluate runs/x --episodes 0", "gpu-vecenv evaluate runs/x --help"),
+        ("replay html", "gpu-vecenv replay record tag_gridworld"),
+        ("plot", "gpu-vecenv plot runs/one runs/other"),
+        ("trian", "gpu-vecenv --help"),
+    ],
+)
+def test_an_error_ends_with_the_command_that_helps(words, remedy, command):
+    code, output, errors = command(*words.split())
+    assert (code, output) == (2, "") and errors[-1].endswith(remedy)
 
 
 def test_version_is_the_packages(command):
@@ -172,7 +238,7 @@ def test_help_mentions_every_field(verb, name, command):
     assert_mentioned([GAMES[name]] + [Train, PPOConfig, RunConfig, OpponentOptions] * (verb == "train"), output)
     comments = re.findall(r"^    \w+: .*?  # (.{12})", Path(inspect.getfile(GAMES[name])).read_text(), re.MULTILINE)
     assert comments
-    others = ["per epoch", "of each evaluation", "one policy for the agents of a role"] * (verb == "train")
+    others = ["per epoch", "episodes of each evaluation", "one policy for the agents of a role"] * (verb == "train")
     assert all(words in output for words in comments + others)
 
 
@@ -858,10 +924,10 @@ def test_a_game_has_a_preset_for_few_env_steps_or_none(command, tmp_path):
     told = {name: value for name, value in preset.items() if name not in ("num_envs", "total_steps")}
     assert told.items() <= config.items()
     result = command(*GRID, *SHORT, "--preset", "sample-efficient", "--out", "none")
-    refused(result, "tag_gridworld has no preset for few env-steps; leave out --preset sample-efficient$")
+    refused(result, r"tag_gridworld has no preset for few env-steps; leave out --preset sample-efficient\. Help: .*$")
     assert not (tmp_path / "none").exists()
     result = command("train", "cartpole", "--algorithm", "a2c", "--preset", "sample-efficient", "--out", "none")
-    refused(result, "--preset sample-efficient is of PPO; leave out --preset or --algorithm a2c$")
+    refused(result, r"--preset sample-efficient is of PPO; leave out --preset or --algorithm a2c\. Help: .*$")
 
 
 PRESET = '{"num_envs": 6, "num_steps": 3, "num_minibatches": 1, "hidden_sizes": (8,), "learning_rate": 0.0042}'
@@ -1134,7 +1200,9 @@ def test_settings_hold_what_the_checkpoint_does_not(trained):
 def test_a_folder_that_holds_a_run_is_left_as_it_is(trained, command):
     before = contents(trained)
     result = command(*GRID, *SHORT, "--no-graphs", "--out", str(trained))
-    refused(result, f"{trained} already has a run; use another folder, or resume it: --resume {trained}$")
+    refused(
+        result, f"{trained} already has a run; use another folder, or resume it: gpu-vecenv train --resume {trained}$"
+    )
     assert contents(trained) == before
 
 
