@@ -1,5 +1,6 @@
 """GPU-resident multi-agent environments and a trainer."""
 
+from gpu_vecenv import errors as _errors  # noqa: F401 - first: it checks the version of Gymnasium
 from gpu_vecenv._version import __version__
 from gpu_vecenv.check import check_parallel_env, check_vector_env
 from gpu_vecenv.compile.function_manager import FunctionManager

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
+import gymnasium
 import gymnasium.error
 
 
@@ -106,6 +108,25 @@ class NonFiniteError(RuntimeError):
 
 class RankLostError(RuntimeError):
     """A process of a distributed training run was lost; the others cannot continue."""
+
+
+class DependencyVersionError(ImportError):
+    """An installed library is older than gpu_vecenv requires; the message has the command that updates it."""
+
+
+LEAST_GYMNASIUM = (1, 1)  # as pyproject.toml says; the first with AutoresetMode
+
+
+def check_gymnasium(version: str) -> None:
+    """Raise DependencyVersionError if this version of Gymnasium is too old."""
+    if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < LEAST_GYMNASIUM:
+        raise DependencyVersionError(
+            f'gymnasium is {version}; expected >= 1.1: pip install "gymnasium>=1.1,<2". Code for an older one keeps '
+            "it in a Python environment of its own"
+        )
+
+
+check_gymnasium(gymnasium.__version__)
 
 
 def counted(number: float, noun: str) -> str:

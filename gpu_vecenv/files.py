@@ -47,6 +47,8 @@ def put_file(path: Path, make: Callable[[Path], None]) -> None:
     finally:
         with contextlib.suppress(OSError):  # the first error is the informative one
             draft.unlink(missing_ok=True)
+    if os.name == "nt":  # Windows opens no folders
+        return
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)

@@ -19,7 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 LOCKS = sorted((ROOT / ".ci" / "locks").glob("*.txt"))
 WORKFLOWS = "".join(path.read_text() for path in (ROOT / ".github" / "workflows").glob("*.yml"))
-PYTHONS = sorted(set(re.findall(r'"(3\.\d+)"', WORKFLOWS)))
+PLATFORMS = re.compile(r"\n  platforms:\n(?:    .*\n)*")  # the job that installs what users get, without locks
+PYTHONS = sorted(set(re.findall(r'"(3\.\d+)"', PLATFORMS.sub("", WORKFLOWS))))
 UNLOCKED = "torch"  # for the reason that .ci/pyproject.toml gives
 
 
@@ -97,14 +98,14 @@ def test_the_lock_of_the_tools_satisfies_their_group(python):
 
 
 def test_workflows_install_what_is_locked():
-    """But for the job that tries a release's wheel as users install it."""
+    """But for the jobs that try the package, and a release's wheel, as users install it."""
     for path in (ROOT / ".github" / "workflows").glob("*.yml"):
         head, _, text = path.read_text().partition("\njobs:\n")
         for job in re.split(r"^  (?=\w+:\n)", text, flags=re.MULTILINE)[1:]:
             name = f"{path.stem}, {job.partition(':')[0]}"
             if re.search(r"\b(?:make [a-z]|\.ci/)", job):
                 assert "  LOCKS: .ci/locks\n" in head + job, name
-            assert ("pip install" in job) == (name == "release, try"), name
+            assert ("pip install" in job) == (name in ("release, try", "nightly, platforms")), name
     assert "\nexport LOCKS=.ci/locks " in (ROOT / ".ci" / "run").read_text()
 
 

@@ -1,6 +1,8 @@
 """The wheel: what is in it, and that it runs elsewhere, with pieces of the machine missing."""
 
+import contextlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +14,9 @@ from pathlib import Path
 
 import pytest
 from support.shared import made_once
+
+import gpu_vecenv
+from gpu_vecenv.errors import LEAST_GYMNASIUM, DependencyVersionError, check_gymnasium
 
 ROOT = Path(__file__).resolve().parents[2]
 TREE = ("gpu_vecenv", "adapters", "cuda")
@@ -379,3 +384,23 @@ def test_import_warns_of_nothing_even_where_warnings_are_errors(installed, tmp_p
         capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(installed)}, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("version", "old"), [("0.29.1", True), ("1.0.0", True), ("1.1.0", False), ("1.2.0a1", False), ("2.0", False)]
+)
+def test_an_old_gymnasium_is_refused_in_one_sentence(version, old):
+    with pytest.raises(DependencyVersionError, match="pip install") if old else contextlib.nullcontext():
+        check_gymnasium(version)
+
+
+def test_the_recipe_and_the_message_require_what_the_project_requires():
+    text = (ROOT / "pyproject.toml").read_text()
+    required = re.findall(r'"(\S+)"', text.partition("\ndependencies = [")[2].partition("\n]")[0])
+    assert "torch>=2.6" in required
+    recipe = (ROOT / "recipe" / "recipe.yaml").read_text()
+    for one in required:
+        name, version = re.fullmatch(r"([a-z]+)(.*)", one).groups()
+        assert f"    - {name.replace('torch', 'pytorch')} {version}\n" in recipe
+    assert f'version: "{gpu_vecenv.__version__}"' in recipe
+    assert f"gymnasium>={'.'.join(map(str, LEAST_GYMNASIUM))},<2" in required

@@ -47,7 +47,10 @@ def run_compiler(command: Sequence[str], name: str, seconds: float = TIMEOUT_SEC
         _, output = running.communicate(timeout=seconds)
     except BaseException as error:
         with contextlib.suppress(OSError):
-            os.killpg(running.pid, signal.SIGKILL)
+            if hasattr(os, "killpg"):
+                os.killpg(running.pid, signal.SIGKILL)
+            else:  # Windows has no process groups of this kind
+                running.kill()
         running.communicate()
         if not isinstance(error, subprocess.TimeoutExpired):
             raise

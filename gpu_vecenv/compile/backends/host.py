@@ -29,8 +29,10 @@ from gpu_vecenv.escapes import warn
 
 # No contraction to FMA: the same rounding as on the GPU. No exceptions and run-time type information: kernels use none.
 FLAGS = (
-    "-std=c++17 -O3 -ffp-contract=off -fno-math-errno -fno-exceptions -fno-rtti -fvisibility=hidden -fPIC -shared"
+    "-std=c++17 -O3 -ffp-contract=off -fno-math-errno -fno-exceptions -fno-rtti -fvisibility=hidden -shared"
 ).split()
+if os.name != "nt":  # where all code is relocated when it is loaded, and compilers refuse the flag
+    FLAGS.append("-fPIC")
 if sys.platform == "linux":
     FLAGS.append("-Wl,-z,defs")  # a missing function fails the build, not the first call
 NATIVE_FLAG = "-march=native" if platform.machine() in ("x86_64", "AMD64", "i686") else "-mcpu=native"
@@ -49,7 +51,7 @@ class HostBackend:
     """
 
     device = torch.device("cpu")
-    suffix = ".so"
+    suffix = ".dll" if os.name == "nt" else ".so"  # dlopen of macOS takes any name
     fault = None
     processor_name: str | None = None
     tensor_cores: TensorCores | None = None
