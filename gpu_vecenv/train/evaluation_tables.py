@@ -103,7 +103,7 @@ def _table(game: Env, results: Results, note: str, *labels: str) -> Table:
     for label in labels:
         table.add_column(label, no_wrap=True)
     for heading in (game.termination_label, "steps", *_headings(game)):
-        table.add_column(Text(printable(heading)), justify="right")
+        table.add_column(Text(printable(heading)), justify="right", overflow="fold")
     return table
 
 
