@@ -97,7 +97,7 @@ def _ppo_rnn(sizes: dict[str, Any], units: int) -> PPOConfig:
 
 def _mappo_rnn(sizes: dict[str, Any], units: int) -> PPOConfig:
     """JaxMARL's mappo_rnn_mpe."""
-    return _recurrent(sizes, units, learning_rate=2e-3, critic="central")
+    return _recurrent(sizes, units, learning_rate=2e-3, critic="central", critic_max_grad_norm=0.5)
 
 
 def _pqn_vdn_rnn(sizes: dict[str, Any], units: int) -> PQNConfig:
