@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from figures import Figures, Settings
 from results import ROWS
 
-from gpu_vecenv import Env, PPOConfig, Trainer, VecEnv, configure
+from gpu_vecenv import Curriculum, Env, PPOConfig, Trainer, VecEnv, configure
 from gpu_vecenv.cli.train import RUN_SIZES
 from gpu_vecenv.errors import NonFiniteError
 from gpu_vecenv.train.evaluation import RolePolicy, evaluate
@@ -65,7 +65,8 @@ def make_trainer(
         values = {key: values[key] for key in RUN_SIZES if key in values}
     env = VecEnv(game, values.pop("num_envs"), device, autoreset_mode="next_step")
     opponents = preset_opponents(game, env.num_envs) if algorithm == "ppo" else None
-    return Trainer(env, CONFIGS[algorithm](**values), seed=seed, opponents=opponents)
+    curriculum = Curriculum.of_points(game.preset_schedules) if game.preset_schedules else None
+    return Trainer(env, CONFIGS[algorithm](**values), seed=seed, opponents=opponents, curriculum=curriculum)
 
 
 def returns_of(
