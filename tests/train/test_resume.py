@@ -411,7 +411,7 @@ def test_a_folder_that_holds_a_run_is_refused_and_stays(command, trained):
     run = trained("run", 2)
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     line = refusal(command("train", *GRID, *TINY, "--out", run))
-    assert "already has a run" in line and line.endswith(f"resume it: --resume {run}")
+    assert "already has a run" in line and line.endswith(f"resume it: gpu-vecenv train --resume {run}")
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 

@@ -242,7 +242,10 @@ def test_folders_with_runs_are_left_as_they_are(runs, command, device):
     for folder in (many, alone):
         for options in ([], ["--seeds", 2, "--seed", 11]):
             result = command(*GRID, "--device", device, "--total-steps", STEPS, *options, "--out", folder)
-            refused(result, f"{folder} already has a run; use another folder, or resume it: --resume {folder}$")
+            refused(
+                result,
+                f"{folder} already has a run; use another folder, or resume it: gpu-vecenv train --resume {folder}$",
+            )
     assert {path: path.read_bytes() for path in runs.rglob("*") if path.is_file()} == before
 
 
