@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from gpu_vecenv.train.parallel_trainers import ParallelTrainers
 from gpu_vecenv.train.policy_specs import PolicySpec
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.pqn import PQNConfig
+from gpu_vecenv.train.reward import Transition
 from gpu_vecenv.train.trainer import Trainer
 
 PEER = Peer("gpu_vecenv", ("torch", "numpy"), ())
@@ -70,7 +72,41 @@ def _training(request: Request) -> Prepared:
     return Prepared(run, trainer.env.num_agents, _facts(device))
 
 
-def trainer_of(request: Request, seed: int = 0, **schedule: Any) -> Trainer:
+def watch(request: Request, seed: int, log: Callable[[int, float], bool]) -> dict[str, Any]:
+    """Train as the published configuration says until ``log(env_steps, score)`` is True; returns facts."""
+    workload, device = request.workload, torch.device(request.device)
+    scores = torch.full((workload.num_envs,), torch.nan, device=device)
+
+    def keeping_scores(env: VecEnv) -> Callable[[Transition], torch.Tensor]:
+        final = env.state[SCORES[workload.game]]
+
+        def rewards(step: Transition) -> torch.Tensor:
+            ended = (step.terminations | step.truncations)[:, 0]
+            scores.copy_(torch.where(ended, final.float(), scores))
+            return step.rewards.clone()
+
+        return rewards
+
+    options: dict[str, Any] = {"total_steps": workload.env_steps, "final_learning_rate": 0.0}
+    trainer = trainer_of(request, seed, keeping_scores, **options)
+    scores.fill_(torch.nan)  # the trainer has called the function once, to check it
+    while trainer.iteration < workload.updates:
+        if workload.game == "overcooked":
+            weight = max(0.0, 1 - trainer.iteration * trainer.env_steps_per_iteration / SHAPING_STEPS)
+            trainer.env.state["shaping_weight"].fill_(weight)
+        trainer.train_iteration()
+        synchronize(device)
+        if log(trainer.iteration * trainer.env_steps_per_iteration, float(scores.nanmean())):
+            break
+    return _facts(device)
+
+
+def trainer_of(
+    request: Request,
+    seed: int = 0,
+    reward_of: Callable[[VecEnv], Callable[[Transition], torch.Tensor]] | None = None,
+    **schedule: Any,
+) -> Trainer:
     """The trainer of a workload, one policy for all agents, with these options beside those of the workload."""
     workload = request.workload
     game = configure(workload.game, **workload.config)
@@ -84,7 +120,8 @@ def trainer_of(request: Request, seed: int = 0, **schedule: Any) -> Trainer:
     config = CONFIGS[workload.game, workload.algorithm](sizes, workload.hidden_size)
     roles = "+".join(game.layout.present_roles)
     env = VecEnv(game, workload.num_envs, torch.device(request.device), autoreset_mode="next_step")
-    return Trainer(env, config, seed=seed, policies={roles: PolicySpec(network=_network(game, workload, seed))})
+    policies = {roles: PolicySpec(network=_network(game, workload, seed))}
+    return Trainer(env, config, seed=seed, reward=None if reward_of is None else reward_of(env), policies=policies)
 
 
 def _network(game: Any, workload: Workload, seed: int) -> PublishedCNN | None:
@@ -146,6 +183,8 @@ PPO = {
     "entropy_coefficient": 0.01,
     "max_grad_norm": 0.5,
 }
+SCORES = {"overcooked": "sparse_return", "skirmish": "won"}  # fields of the state at the end of an episode
+SHAPING_STEPS = 2_500_000  # env-steps in which overcooked's shaped rewards fall to 0
 CONFIGS = {  # game, algorithm
     ("cartpole", "ppo"): _ppo,
     ("simple_spread", "ppo"): _ppo,
