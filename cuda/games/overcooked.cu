@@ -9,6 +9,7 @@ struct Scratch {};
 constexpr int FLOOR = 0, COUNTER = 1, POT = 2, ONIONS = 3, DISHES = 4, SERVING = 5;  // what a cell is
 constexpr int NOTHING = 0, ONION = 1, DISH = 2, SOUP = 3;                            // what lies there, or is held
 constexpr int INTERACT = 5, FULL = 3;
+TABLE int TERRAIN_CHANNELS[6] = {0, 11, 10, 12, 14, 15};                     // of what a cell is, but floor
 TABLE int STEPS[6][2] = {{0, -1}, {0, 1}, {1, 0}, {-1, 0}, {0, 0}, {0, 0}};  // north, south, east, west
 
 // The n-th cell of floor, row by row.
@@ -116,8 +117,9 @@ HD void move(State s, Io io) {
 
 HD void step(State s, Io io) {
     ONCE {
-        int deliveries = 0, filled_pots = count(s, POT, NOTHING);  // before anybody interacts
-        for (int i = 0; i < NUM_AGENTS; ++i) {                     // the first player before the second
+        bool anybody = io.action(0) == INTERACT || io.action(1) == INTERACT;
+        int deliveries = 0, filled_pots = anybody ? count(s, POT, NOTHING) : 0;  // before anybody interacts
+        for (int i = 0; i < NUM_AGENTS; ++i) {                                   // the first player before the second
             if (io.action(i) != INTERACT) continue;
             if (delivers(s, i)) {
                 s.held[i] = NOTHING;
@@ -142,60 +144,39 @@ HD void step(State s, Io io) {
 
 HD bool stands(State s, int i, int y, int x) { return s.position[i][0] == x && s.position[i][1] == y; }
 
-// A channel of the lossless state encoding at one cell, as player i sees it.
-HD int feature(State s, Io io, int i, int y, int x, int channel) {
-    if (channel < 10) {  // where each player stands, the observer first, then the same for each orientation
-        int place = channel < 2 ? channel : (channel - 2) / 4, player = place == 0 ? i : 1 - i;
-        return stands(s, player, y, x) && (channel < 2 || s.orientation[player] == (channel - 2) % 4);
+// The channels of the lossless state encoding that are not 0 at one cell, as player i sees it.
+HD void write_cell(State s, Io io, int i, int cell) {
+    int y = cell / WIDTH, x = cell % WIDTH, first = cell * NUM_CHANNELS;
+    int terrain = s.terrain[y][x], item = s.item[y][x];
+    for (int place = 0; place < NUM_AGENTS; ++place) {  // the observer first, then the same for orientations
+        int player = place == 0 ? i : 1 - i;
+        if (!stands(s, player, y, x)) continue;
+        io.obs[i][first + place] = 1;
+        io.obs[i][first + 2 + 4 * place + s.orientation[player]] = 1;
+        item = s.held[player];
     }
-    int terrain = s.terrain[y][x];
-    switch (channel) {
-        case 10:
-            return terrain == POT;
-        case 11:
-            return terrain == COUNTER;
-        case 12:
-            return terrain == ONIONS;
-        case 14:
-            return terrain == DISHES;
-        case 15:
-            return terrain == SERVING;
-        case 25:
-            return MAX_STEPS - io.elapsed_steps < 40;
-    }
-    int item = s.item[y][x], tick = s.cooking_tick[y][x];
+    if (terrain != FLOOR) io.obs[i][first + TERRAIN_CHANNELS[terrain]] = 1;
+    if (MAX_STEPS - io.elapsed_steps < 40) io.obs[i][first + 25] = 1;
     if (terrain == POT) {
-        bool full = item == FULL;
-        switch (channel) {
-            case 16:
-                return full ? 0 : item;
-            case 18:
-                return full ? FULL : 0;
-            case 20:
-                return full ? COOK_TIME - tick : 0;
-            case 21:
-                return full && tick >= COOK_TIME;
+        if (item < FULL) {
+            io.obs[i][first + 16] = (float)item;
+        } else {
+            int tick = s.cooking_tick[y][x];
+            io.obs[i][first + 18] = FULL;
+            io.obs[i][first + 20] = (float)(COOK_TIME - tick);
+            io.obs[i][first + 21] = tick >= COOK_TIME;
         }
-        return 0;
+    } else if (item == SOUP) {
+        io.obs[i][first + 18] = FULL;
+        io.obs[i][first + 21] = 1;
+    } else if (item != NOTHING) {
+        io.obs[i][first + (item == DISH ? 22 : 23)] = 1;
     }
-    for (int j = 0; j < NUM_AGENTS; ++j)
-        if (stands(s, j, y, x)) item = s.held[j];
-    switch (channel) {
-        case 18:
-            return item == SOUP ? FULL : 0;
-        case 21:
-            return item == SOUP;
-        case 22:
-            return item == DISH;
-        case 23:
-            return item == ONION;
-    }
-    return 0;  // of tomatoes
 }
 
+// Few channels are not 0 (those of tomatoes never): zeros are written in order, side by side, then these.
 HD void observe(State s, Io io) {
-    FOR_OBS (i, k) {
-        int cell = k / NUM_CHANNELS;
-        io.obs[i][k] = (float)feature(s, io, i, cell / WIDTH, cell % WIDTH, k % NUM_CHANNELS);
-    }
+    FOR_OBS (i, k) io.obs[i][k] = 0;
+    group_sync();
+    FOR_RANGE (n, NUM_AGENTS * HEIGHT * WIDTH) write_cell(s, io, n / (HEIGHT * WIDTH), n % (HEIGHT * WIDTH));
 }

@@ -47,7 +47,7 @@ def resolve_launches(
         ConfigError: ``threads_per_env`` or ``threads_per_block`` is not supported, or they do not fit together.
     """
     given = GroupShape.of(
-        backend.default_threads_per_env(game.layout.num_agents) if threads_per_env is None else threads_per_env,
+        backend.default_threads_per_env(game.layout) if threads_per_env is None else threads_per_env,
         threads_per_block,
     )
     if backend.processor_name is None:

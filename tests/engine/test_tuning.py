@@ -160,6 +160,16 @@ def test_defaults_grow_with_the_agents():
     ]
 
 
+def test_defaults_grow_with_the_observations():
+    shapes = ((1, 4), (1, 65), (5, 105), (2, 168), (2, 1040), (8, 10_000), (110, 100_000))
+    assert [default_threads_per_env(*shape) for shape in shapes] == [1, 2, 8, 4, 32, 32, 128]
+
+
+def test_observations_of_a_game_count(emulated):
+    env = VecEnv(gpu_vecenv.configure("connect_four"), 3, "cpu")
+    assert (env.group_shape.threads_per_env, env.num_agents) == (4, 2)
+
+
 def test_copies_keep_both_numbers(emulated):
     env = VecEnv(CARTPOLE, 4, "cpu", threads_per_env=8, threads_per_block=64)
     copies = [env.like(num_envs=5), copy.copy(env), copy.deepcopy(env), pickle.loads(pickle.dumps(env))]

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from gpu_vecenv.declare.kernels import Array, KernelSignature
+from gpu_vecenv.declare.layout import GameLayout
 from gpu_vecenv.errors import ConfigError
 
 Launcher = Callable[[], None]
@@ -169,7 +170,7 @@ class Backend(Protocol):
     def device_constants(self, shape: GroupShape) -> str:
         """Definitions that depend on the device, to precede a game's source."""
 
-    def default_threads_per_env(self, num_agents: int) -> int:
+    def default_threads_per_env(self, layout: GameLayout) -> int:
         """Default number of threads that run one environment."""
 
     def compile(self, text: str, target: Path) -> None:

@@ -23,12 +23,14 @@ from gpu_vecenv.compile.backends import (
 from gpu_vecenv.compile.backends.cuda_compiler import FLAGS, compile_cubin, compiler, parameter_bytes
 from gpu_vecenv.compile.device import create_primary_context
 from gpu_vecenv.declare.kernels import Array, KernelSignature
+from gpu_vecenv.declare.layout import GameLayout
 from gpu_vecenv.errors import DeviceFaultError, DeviceUnavailableError
 
 DRIVERS = {"pycuda": "PyCudaDriver", "cuda_core": "CudaCoreDriver"}  # in the order of preference
 # One thread per agent up to 256 agents, then one for eight agents. On an H200 1,000 agents are fastest with 256
 # threads, 10,000 with the maximum of 1024.
 MIN_THREADS_BEFORE_SHARING, AGENTS_PER_THREAD, MAX_THREADS_PER_ENV = 256, 8, 1024
+OBS_ITEMS_PER_THREAD = 64  # of games of up to 32 agents; leaves the groups of narrow observations as many as agents
 _FAULTS: dict[torch.device, str] = {}  # after a fault the GPU is unusable for every environment of the process
 
 
@@ -73,8 +75,8 @@ class CudaBackend:
     def device_constants(self, shape: GroupShape) -> str:
         return cuda_constants(shape.threads_per_env, self.shared_limit, shape.threads_per_block)
 
-    def default_threads_per_env(self, num_agents: int) -> int:
-        return default_threads_per_env(num_agents)
+    def default_threads_per_env(self, layout: GameLayout) -> int:
+        return default_threads_per_env(layout.num_agents, layout.num_agents * layout.obs_size)
 
     def compile(self, text: str, target: Path) -> None:
         target.write_bytes(compile_cubin(text, self.architecture))
@@ -152,10 +154,15 @@ def cuda_constants(threads_per_env: int, shared_limit: int, threads_per_block: i
     )
 
 
-def default_threads_per_env(num_agents: int) -> int:
-    """The next power of two up to 32; above, a multiple of 32, with several agents per thread from 257 agents on."""
+def default_threads_per_env(num_agents: int, obs_items: int = 0) -> int:
+    """By the agents and the items of all their observations.
+
+    Up to 32 agents: the next power of two, and enough threads, up to a warp, that each writes at most
+    ``OBS_ITEMS_PER_THREAD``. Above: a multiple of 32, with several agents per thread from 257 agents on.
+    """
     if num_agents <= 32:
-        return 1 << (num_agents - 1).bit_length()
+        wanted = max(num_agents, min(32, -(-obs_items // OBS_ITEMS_PER_THREAD)))
+        return 1 << (wanted - 1).bit_length()
     threads = min(num_agents, max(MIN_THREADS_BEFORE_SHARING, -(-num_agents // AGENTS_PER_THREAD)), MAX_THREADS_PER_ENV)
     return -(-threads // 32) * 32
 
