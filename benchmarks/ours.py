@@ -11,6 +11,7 @@ import torch
 from benchmarks.cnn import PublishedCNN
 from benchmarks.workload import Peer, Prepared, Request, Workload
 from gpu_vecenv import Sampler, VecEnv
+from gpu_vecenv.engine.random_play import UniformParameters
 from gpu_vecenv.engine.timing import captured, provenance, synchronize
 from gpu_vecenv.envs.registry import configure
 from gpu_vecenv.errors import NonFiniteError
@@ -39,16 +40,13 @@ def simulation(request: Request) -> tuple[Prepared, VecEnv]:
     buffers = env.step_buffers()
     env.reset(seed=1, out=buffers)
     sampler = Sampler(env)
-    parameters = torch.zeros((env.num_envs, env.num_agents, sampler.num_parameters), device=device)
-    sample = dataclasses.replace(sampler.sample(parameters), entropies=None)
-
-    allowed, zero, excluded = buffers.action_mask, parameters.new_tensor(0.0), parameters.new_tensor(-torch.inf)
+    parameters = UniformParameters(sampler, buffers)
+    sample = dataclasses.replace(sampler.sample(parameters.tensor), entropies=None)
 
     def steps() -> None:
         for _ in range(workload.num_steps):
-            if allowed is not None:
-                torch.where(allowed, zero, excluded, out=parameters)
-            sampler.step(parameters, sample=sample, out=buffers)
+            parameters.refresh()
+            sampler.step(parameters.tensor, sample=sample, out=buffers)
 
     repeat = captured(steps, device)
 
@@ -156,7 +154,7 @@ def _ppo_rnn(sizes: dict[str, Any], units: int) -> PPOConfig:
 
 def _mappo_rnn(sizes: dict[str, Any], units: int) -> PPOConfig:
     """JaxMARL's mappo_rnn_mpe."""
-    return _recurrent(sizes, units, learning_rate=2e-3, critic="central")
+    return _recurrent(sizes, units, learning_rate=2e-3, critic="central", critic_max_grad_norm=0.5)
 
 
 def _mappo_rnn_smax(sizes: dict[str, Any], units: int) -> PPOConfig:
