@@ -163,6 +163,8 @@ def test_defaults_grow_with_the_agents():
 def test_defaults_grow_with_the_observations():
     shapes = ((1, 4), (1, 65), (5, 105), (2, 168), (2, 1040), (8, 10_000), (110, 100_000))
     assert [default_threads_per_env(*shape) for shape in shapes] == [1, 2, 8, 4, 32, 32, 128]
+    fields = (16, 17, 110, 512, 513)  # the last one is too large for a warp to copy
+    assert [default_threads_per_env(1, 4, size) for size in fields] == [1, 2, 8, 32, 1]
 
 
 def test_observations_of_a_game_count(emulated):

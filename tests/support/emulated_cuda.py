@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gpu_vecenv.compile.backends import GroupShape, Launcher, LaunchShape, TensorCores, symbol
-from gpu_vecenv.compile.backends.cuda import cuda_constants, default_threads_per_env
+from gpu_vecenv.compile.backends.cuda import cuda_constants, default_threads_of
 from gpu_vecenv.compile.backends.host import HostBackend
 from gpu_vecenv.declare.layout import GameLayout
 from support import emulated_ptx
@@ -41,7 +41,7 @@ class EmulatedCudaBackend(HostBackend):
         return cuda_constants(shape.threads_per_env, SHARED_LIMIT, shape.threads_per_block)
 
     def default_threads_per_env(self, layout: GameLayout) -> int:
-        return default_threads_per_env(layout.num_agents, layout.num_agents * layout.obs_size)
+        return default_threads_of(layout)
 
     def compile(self, text: str, target: Path) -> None:
         # A kernel takes the address of its arguments, however many: launch() calls every kernel in the same way.

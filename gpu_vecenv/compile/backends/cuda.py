@@ -30,7 +30,8 @@ DRIVERS = {"pycuda": "PyCudaDriver", "cuda_core": "CudaCoreDriver"}  # in the or
 # One thread per agent up to 256 agents, then one for eight agents. On an H200 1,000 agents are fastest with 256
 # threads, 10,000 with the maximum of 1024.
 MIN_THREADS_BEFORE_SHARING, AGENTS_PER_THREAD, MAX_THREADS_PER_ENV = 256, 8, 1024
-OBS_ITEMS_PER_THREAD = 64  # of games of up to 32 agents; leaves the groups of narrow observations as many as agents
+# Of games of up to 32 agents; narrow observations and small fields leave a group as many threads as agents.
+OBS_ITEMS_PER_THREAD, FIELD_ITEMS_PER_THREAD = 64, 16
 _FAULTS: dict[torch.device, str] = {}  # after a fault the GPU is unusable for every environment of the process
 
 
@@ -76,7 +77,7 @@ class CudaBackend:
         return cuda_constants(shape.threads_per_env, self.shared_limit, shape.threads_per_block)
 
     def default_threads_per_env(self, layout: GameLayout) -> int:
-        return default_threads_per_env(layout.num_agents, layout.num_agents * layout.obs_size)
+        return default_threads_of(layout)
 
     def compile(self, text: str, target: Path) -> None:
         target.write_bytes(compile_cubin(text, self.architecture))
@@ -154,14 +155,22 @@ def cuda_constants(threads_per_env: int, shared_limit: int, threads_per_block: i
     )
 
 
-def default_threads_per_env(num_agents: int, obs_items: int = 0) -> int:
-    """By the agents and the items of all their observations.
+def default_threads_of(layout: GameLayout) -> int:
+    """``default_threads_per_env`` of a game."""
+    largest_field = max((field.size for field in layout.fields if not field.shared), default=0)
+    return default_threads_per_env(layout.num_agents, layout.num_agents * layout.obs_size, largest_field)
+
+
+def default_threads_per_env(num_agents: int, obs_items: int = 0, largest_field: int = 0) -> int:
+    """By the agents, the items of all their observations, and those of the largest field of the state.
 
     Up to 32 agents: the next power of two, and enough threads, up to a warp, that each writes at most
-    ``OBS_ITEMS_PER_THREAD``. Above: a multiple of 32, with several agents per thread from 257 agents on.
+    ``OBS_ITEMS_PER_THREAD`` and, where a warp can, copies at most ``FIELD_ITEMS_PER_THREAD`` (staging.cuh). Above: a
+    multiple of 32, with several agents per thread from 257 agents on.
     """
     if num_agents <= 32:
-        wanted = max(num_agents, min(32, -(-obs_items // OBS_ITEMS_PER_THREAD)))
+        writing, copying = -(-obs_items // OBS_ITEMS_PER_THREAD), -(-largest_field // FIELD_ITEMS_PER_THREAD)
+        wanted = max(num_agents, min(32, writing), copying if copying <= 32 else 1)
         return 1 << (wanted - 1).bit_length()
     threads = min(num_agents, max(MIN_THREADS_BEFORE_SHARING, -(-num_agents // AGENTS_PER_THREAD)), MAX_THREADS_PER_ENV)
     return -(-threads // 32) * 32
