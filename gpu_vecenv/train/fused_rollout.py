@@ -322,7 +322,7 @@ def fused_rollout(
     backend, cores = env.functions.backend, env.functions.backend.tensor_cores
     assert len(own) == len(kernels) and cores is not None
     if tile is None:
-        threads = backend.default_threads_per_env(env.layout)
+        threads = backend.default_threads_per_env(env.num_agents)
         if threads > 32 and threads < env.num_agents:  # measured: several launches a step are faster then
             return None, "more agents in an environment than threads in a group"
         tile = choose_tile(env.layout, [kernel.perceptron for kernel in own], env.num_envs, cores, threads)

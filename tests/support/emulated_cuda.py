@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gpu_vecenv.compile.backends import GroupShape, Launcher, LaunchShape, TensorCores, symbol
-from gpu_vecenv.compile.backends.cuda import cuda_constants, default_threads_of
+from gpu_vecenv.compile.backends.cuda import cuda_constants, default_threads_per_env
 from gpu_vecenv.compile.backends.host import HostBackend
-from gpu_vecenv.declare.layout import GameLayout
 from support import emulated_ptx
 
 PRELUDE = "".join(Path(__file__).with_name(f"emulated_{part}.hpp").read_text() for part in ("cuda", "ptx"))
@@ -40,8 +39,8 @@ class EmulatedCudaBackend(HostBackend):
     def device_constants(self, shape: GroupShape) -> str:
         return cuda_constants(shape.threads_per_env, SHARED_LIMIT, shape.threads_per_block)
 
-    def default_threads_per_env(self, layout: GameLayout) -> int:
-        return default_threads_of(layout)
+    def default_threads_per_env(self, num_agents: int, largest_array: int = 0) -> int:
+        return default_threads_per_env(num_agents, largest_array)
 
     def compile(self, text: str, target: Path) -> None:
         # A kernel takes the address of its arguments, however many: launch() calls every kernel in the same way.

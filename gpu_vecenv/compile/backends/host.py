@@ -24,7 +24,6 @@ from gpu_vecenv.compile.backends import GroupShape, Launcher, LaunchShape, Tenso
 from gpu_vecenv.compile.backends.compiler_process import run_compiler
 from gpu_vecenv.compile.forks import forks
 from gpu_vecenv.compile.toolchain import find_host_compiler
-from gpu_vecenv.declare.layout import GameLayout
 from gpu_vecenv.errors import CompilerError
 from gpu_vecenv.escapes import warn
 
@@ -84,7 +83,7 @@ class HostBackend:
     def device_constants(self, shape: GroupShape) -> str:
         return ""
 
-    def default_threads_per_env(self, layout: GameLayout) -> int:
+    def default_threads_per_env(self, num_agents: int, largest_array: int = 0) -> int:
         return 1
 
     def compile(self, text: str, target: Path) -> None:
