@@ -180,7 +180,6 @@ HD void observe_worker(State s, Io io, int i) {
 }
 
 HD void observe_planner(State s, Io io) {
-    bool acts = io.elapsed_steps % PERIOD == 0;
     float* obs = put_taxes(put_market(&io.obs[FIRST_PLANNER][0], s, io.scratch->book, NUM_WORKERS), s, io, NUM_WORKERS);
     for (int i = 0; i < NUM_WORKERS; ++i) {
         *obs++ = marginal_rate(s, endowment(s, i) - s.last_coin[i]);
@@ -188,11 +187,11 @@ HD void observe_planner(State s, Io io) {
         *obs++ = s.last_marginal_rate[i];
         obs = put_inventory(obs, s, i);
     }
-    io.acting[FIRST_PLANNER] = acts;
+    io.acting[FIRST_PLANNER] = io.elapsed_steps % PERIOD == 0;
     for (int b = 0; b < NUM_BRACKETS; ++b)
         for (int k = 0; k <= NUM_RATES; ++k)
             io.action_mask[FIRST_PLANNER][logit_offset(b) + k] =
-                k == 0 || (PLANNER_TAXES && acts && (float)(k - 1) / (NUM_RATES - 1) <= TAX_LIMIT);
+                k == 0 || (PLANNER_TAXES && (float)(k - 1) / (NUM_RATES - 1) <= TAX_LIMIT);
 }
 
 // What a cell in worker i's view shows: channel after channel.
