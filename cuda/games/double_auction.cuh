@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A continuous double auction of two resources between workers: open bids and asks, each for one unit at a price, and
 // the order in which they meet. What is offered lies in escrow. For games with the fields orders, coin, inventory,
-// labor and price_history of gpu_vecenv/envs/economy.py.
+// labor and price_history of gpu_vecenv/envs/society.py.
 #pragma once
 #include "game_api.cuh"
 
@@ -9,9 +9,9 @@ constexpr int NONE = 0, BID = 1, ASK = 2;    // the side of an order
 constexpr int SIDE = 0, PRICE = 1, AGE = 2;  // of an order
 constexpr int MOST_WORKERS = 255, BEYOND_ALL = 1 << 24, EVERYBODY = -1;
 
-// Of all workers: open asks, bids; for stone, for wood; at each price. Mean prices of the latest trades.
+// Of all workers: open asks and bids, for stone and for wood, at each price; mean prices of the latest trades.
 struct Book {
-    int open[2][2][NUM_PRICES];
+    CheckedArray<int, 4 * NUM_PRICES> open;
     float market_rate[2];
 };
 
@@ -101,23 +101,17 @@ HD void age_orders(State s, int i) {
         }
 }
 
-// The open orders of one side for one resource at one price, of one worker or of all.
-HD int count_orders(State s, int c, int side, int price, int first, int end) {
-    int count = 0;
-    for (int k = first * MAX_NUM_ORDERS; k < end * MAX_NUM_ORDERS; ++k) {
-        const u8* order = &s.orders[k / MAX_NUM_ORDERS][c][k % MAX_NUM_ORDERS][0];
-        count += order[SIDE] == side && order[PRICE] == price;
-    }
-    return count;
-}
+// Where a histogram has the orders of one side for a resource: asks, then bids.
+HD int place_of(const u8* order, int c) { return ((order[SIDE] == BID) * 2 + c) * NUM_PRICES + order[PRICE]; }
 
 // What is open in the market, and its mean prices; group_sync() before put_market().
 HD void sum_up_market(State s, Book& book) {
-    FOR_RANGE (k, 4 * NUM_PRICES) {
-        int side = k / (2 * NUM_PRICES), c = k / NUM_PRICES % 2, price = k % NUM_PRICES;
-        book.open[side][c][price] = count_orders(s, c, side == 0 ? ASK : BID, price, 0, NUM_WORKERS);
-    }
     FOR_RANGE (c, 2) {
+        for (int k = 0; k < 2 * NUM_PRICES; ++k) book.open[(k / NUM_PRICES * 2 + c) * NUM_PRICES + k % NUM_PRICES] = 0;
+        for (int k = 0; k < NUM_WORKERS * MAX_NUM_ORDERS; ++k) {
+            const u8* order = &s.orders[k / MAX_NUM_ORDERS][c][k % MAX_NUM_ORDERS][0];
+            if (order[SIDE] != NONE) ++book.open[place_of(order, c)];
+        }
         float trades = 0, paid = 0;
         for (int price = 0; price < NUM_PRICES; ++price) {
             trades += s.price_history[c][price];
@@ -129,16 +123,20 @@ HD void sum_up_market(State s, Book& book) {
 
 // The market's prices and what the orders of worker i, or of nobody, leave open.
 HD float* put_market(float* row, State s, const Book& book, int i) {
-    bool is_worker = i < NUM_WORKERS;
-    for (int k = 0; k < 4 * NUM_PRICES; ++k) {
-        int side = k / (2 * NUM_PRICES), c = k / NUM_PRICES % 2, price = k % NUM_PRICES;
-        int own = is_worker ? count_orders(s, c, side == 0 ? ASK : BID, price, i, i + 1) : 0;
-        if (is_worker) row[4 * NUM_PRICES + 2 + k] = (float)own;
-        row[k] = (float)(book.open[side][c][price] - own);
-    }
+    float *open = row, *own = row + 4 * NUM_PRICES + 2;
+    for (int k = 0; k < 4 * NUM_PRICES; ++k) open[k] = (float)book.open[k];
     row += 4 * NUM_PRICES;
     for (int c = 0; c < 2; ++c) *row++ = book.market_rate[c];
-    row += is_worker ? 4 * NUM_PRICES : 0;
+    if (i < NUM_WORKERS) {
+        for (int k = 0; k < 4 * NUM_PRICES; ++k) *row++ = 0;
+        for (int k = 0; k < 2 * MAX_NUM_ORDERS; ++k) {
+            const u8* order = &s.orders[i][k / MAX_NUM_ORDERS][k % MAX_NUM_ORDERS][0];
+            int place = place_of(order, k / MAX_NUM_ORDERS);
+            if (order[SIDE] == NONE) continue;
+            own[place] += 1;
+            open[place] -= 1;
+        }
+    }
     for (int k = 0; k < 2 * NUM_PRICES; ++k) *row++ = 0.01f * s.price_history[k / NUM_PRICES][k % NUM_PRICES];
     return row;
 }

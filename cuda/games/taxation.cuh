@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What workers own and earn, the taxes on it, and what both are worth. For games with the fields coin, last_coin,
-// rates, utility and others of gpu_vecenv/envs/economy.py.
+// rates, utility and others of gpu_vecenv/envs/society.py.
 #pragma once
 #include "double_auction.cuh"
 

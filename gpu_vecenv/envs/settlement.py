@@ -9,7 +9,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpu_vecenv.declare.drawing import BLACK, BLUE, GOLD, GREEN, RED, WHITE, Circle, Colour, Drawing, Polygon, Shape, blend
+from gpu_vecenv.declare.drawing import (
+    BLACK,
+    BLUE,
+    GOLD,
+    GREEN,
+    RED,
+    WHITE,
+    Circle,
+    Colour,
+    Drawing,
+    Polygon,
+    Shape,
+    blend,
+)
 from gpu_vecenv.declare.text_layout import parse_text_layout
 
 # quadrant_25x25_20each_30clump of the AI Economist.
@@ -78,7 +91,8 @@ def ranked_skills(num_workers: int, most: float) -> npt.NDArray[np.float32]:
         (N,) float32, ascending, not to be written to.
     """
     samples = np.random.RandomState(1).pareto(4, size=(100_000, num_workers))
-    skills = np.sort(np.minimum(most, (most - 1) * samples + 1), axis=1).mean(axis=0).astype(np.float32)
+    samples = np.sort(np.minimum(most, (most - 1) * samples + 1), axis=1)
+    skills = np.asarray(samples.mean(axis=0), np.float32)
     skills.flags.writeable = False
     return skills
 
@@ -113,7 +127,10 @@ def draw_settlement(state: Mapping[str, np.ndarray[Any, Any]]) -> Drawing:
     """The picture: the map, and beside it bars of the workers' coin and of the brackets' tax rates."""
     terrain, tile = state["terrain"], state["tile"]
     height, width = terrain.shape
-    shapes: list[Shape] = [_box(-0.12, -0.12, width + 0.12, height + 0.12, (96, 100, 108)), _box(0, 0, width, height, GRASS)]
+    shapes: list[Shape] = [
+        _box(-0.12, -0.12, width + 0.12, height + 0.12, (96, 100, 108)),
+        _box(0, 0, width, height, GRASS),
+    ]
     for row, column in np.argwhere((terrain != EMPTY) | (tile != 0)).tolist():
         shapes += _cell(int(terrain[row, column]), int(tile[row, column]), column, height - row - 1)
     for i, (row, column) in enumerate(state["loc"].tolist()):
@@ -159,7 +176,9 @@ def _cell(terrain: int, tile: int, x: float, y: float) -> Iterator[Shape]:
         yield Polygon([(x + 0.06, y + 0.52), (x + 0.94, y + 0.52), (x + 0.5, y + 0.95)], colour)
 
 
-def _bars(values: list[float], most: float, area: tuple[float, float, float, float], colours: list[Colour]) -> Iterator[Shape]:
+def _bars(
+    values: list[float], most: float, area: tuple[float, float, float, float], colours: list[Colour]
+) -> Iterator[Shape]:
     left, bottom, right, top = area
     yield _box(left, bottom, right, top, (242, 242, 240))
     for share in (0.25, 0.5, 0.75, 1.0):

@@ -44,7 +44,7 @@ from gpu_vecenv.watch.replay_file import HEADER_LIMIT, MAGIC, PAYLOAD_LIMIT
 # Short episodes; the ledger plays the same configurations.
 SHORT = {"tag_continuous": {"max_steps": 60}, "acrobot": {"max_steps": 100}}
 SHORT |= {name: {"max_steps": 100} for name in ("mountain_car", "continuous_mountain_car")}
-SHORT |= {name: {"max_steps": 60} for name in ("harvest", "cleanup")}
+SHORT |= {name: {"max_steps": 60} for name in ("harvest", "cleanup", "economy")}
 
 
 def random_policies(env):
