@@ -25,7 +25,7 @@ PRESET = {"num_envs": 64}
 class Economy(Society):
     """The rules of ai-economist 1.7.1's gather-trade-build; defaults are those of its tutorial's phase 2."""
 
-    grid: str = QUADRANT  # rows of the map: . empty, @ water, S and W where stone and wood grow
+    grid: str | None = None  # rows of the map: . empty, @ water, S and W where stone and wood grow; None: "quadrant"
     max_steps: int = param(1000, low=1)  # steps until the episode is truncated
     fixed_four_skill_and_loc: bool = True  # workers start in four corners, with skills by rank, in a random order
     build_skill_dist: Distribution = "pareto"  # of what a house pays, relative to ``payment``; not with the former
@@ -55,7 +55,7 @@ class Economy(Society):
     render_fps = 10
     preset = MappingProxyType(PRESET)
 
-    land = property(lambda self: land_of(self.grid))
+    land = property(lambda self: land_of(self.grid or QUADRANT))
     height = property(lambda self: self.land.terrain.shape[0])
     width = property(lambda self: self.land.terrain.shape[1])
     num_land = property(lambda self: int((self.land.terrain != 1).sum()))

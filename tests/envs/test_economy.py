@@ -102,7 +102,7 @@ def test_random_agents_do_as_in_the_oracle(name, random_seed, device):
     env = gpu_vecenv.make("economy", 1, device, autoreset_mode="disabled", **CASES[name])
     game, random = env.game, np.random.default_rng(random_seed)
     obs, info = env.reset(seed=2**40 + random_seed)
-    oracles = [GatherTradeBuildOracle(game, *exp_and_log(device)) for _ in range(env.num_envs)]
+    oracles = [GatherTradeBuildOracle(game, game.grid or QUADRANT, *exp_and_log(device)) for _ in range(env.num_envs)]
     for e, oracle in enumerate(oracles):
         start = arrays_of(env, e)
         oracle.begin(start["loc"], start["build_payment"], start["bonus_gather_prob"])

@@ -17,11 +17,11 @@ MOVES = [(0, -1), (0, 1), (-1, 0), (1, 0)]
 
 
 class GatherTradeBuildOracle:
-    """Workers gather, trade and build; ``game`` has the configuration, and only that."""
+    """Workers gather, trade and build; ``game`` has the configuration, and only that; ``grid`` is the map."""
 
-    def __init__(self, game, exp, log):
+    def __init__(self, game, grid, exp, log):
         self.game, self.exp, self.log = game, exp, log
-        self.rows = textwrap.dedent(game.grid).strip().split("\n")
+        self.rows = textwrap.dedent(grid).strip().split("\n")
         self.sources = {
             (y, x): "SW".index(tile) for y, row in enumerate(self.rows) for x, tile in enumerate(row) if tile in "SW"
         }

@@ -39,7 +39,7 @@ SMALL = {
     # No column is full before the end: random actions need no mask.
     "harvest": {"layout_name": "small", "num_agents": 3, "max_steps": 12},
     "cleanup": {"layout_name": "small", "num_agents": 3, "max_steps": 12},
-    "economy": {"num_workers": 2, "period": 4, "max_steps": 12, "mobile_agent_observation_range": 1},
+    "economy": {"num_workers": 2, "grid": "S.W\n...", "max_bid_ask": 2, "period": 4, "num_rates": 3, "max_steps": 12},
     "connect_four": {"num_rows": 16, "opening_moves": 4, "max_steps": 12},
 }
 CONTINUOUS = [name for name in MULTI if "continuous_actions" in GAMES[name].__dataclass_fields__]

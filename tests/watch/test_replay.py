@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from games.crew import Crew
-from games.economy import Economy
+from games.economy import Economy, OpenEconomy
 from games.fragile import FAULTS, Fragile
 from games.painter import Painter
 from games.scouts import Scouts
@@ -139,7 +139,7 @@ def test_another_device_plays_a_recording(name, devices, tmp_path):
         verify(Replay.load(one.save(tmp_path / "one.replay")), player)
 
 
-@pytest.mark.parametrize("kind", [Crew, Economy, Painter, Scouts])
+@pytest.mark.parametrize("kind", [Crew, OpenEconomy, Painter, Scouts])
 def test_an_unregistered_game_is_passed_to_play(kind, device):
     """Masked choices, roles of several sizes, images, boxes, agents that leave early."""
     for one in recorded(kind, device, episodes=2):
