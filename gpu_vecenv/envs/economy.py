@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -18,7 +17,6 @@ from gpu_vecenv.errors import ConfigError
 
 Distribution = Literal["none", "pareto", "lognormal"]
 DISTRIBUTIONS = "none", "pareto", "lognormal"
-PRESET = {"num_envs": 64}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +51,6 @@ class Economy(Society):
     )
     derived = (*Society.derived, "num_land", "view", "build_distribution", "gather_distribution")
     render_fps = 10
-    preset = MappingProxyType(PRESET)
 
     land = property(lambda self: land_of(self.grid or QUADRANT))
     height = property(lambda self: self.land.terrain.shape[0])

@@ -16,6 +16,18 @@ US_FEDERAL = 0.1, 0.12, 0.22, 0.24, 0.32, 0.35, 0.37  # marginal rates of single
 CUTOFFS = 0, 9700, 39475, 84200, 160725, 204100, 510300  # where their brackets begin, US dollars
 ONLY_US_FEDERAL = FixedArgument("us-federal", "the brackets are those of the US federal income tax")
 
+# Of the AI Economist's tutorials/rllib/phase2/config.yaml, of its workers, without convolutions and LSTM.
+RUN = {"num_envs": 30, "total_steps": 50_000_000, "num_steps": 200, "num_epochs": 1, "num_minibatches": 4}
+LEARNING = {
+    "learning_rate": 3e-4,
+    "final_learning_rate": None,
+    "gamma": 0.998,
+    "gae_lambda": 0.98,
+    "entropy_coefficient": 0.025,
+    "clip": 0.3,
+}
+NETWORK = {"hidden_sizes": (128, 128), "shared_trunk": False, "max_grad_norm": 10.0, "value_coefficient": 0.05}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Society(Env):
@@ -63,6 +75,7 @@ class Society(Env):
     takes_turns = True  # the planner acts in the first step of each tax period
     masks_actions = True
     noop = 0
+    preset = MappingProxyType({**RUN, **LEARNING, **NETWORK})
     num_brackets: ClassVar[int] = len(CUTOFFS)
     reference_arguments = MappingProxyType(
         {**Env.reference_arguments, "n_agents": "num_workers", "episode_length": "max_steps"}

@@ -10,7 +10,6 @@ from support.draws import order_of, step_below, step_uniform
 
 import gpu_vecenv
 
-np.int = int  # which ai-economist uses and NumPy has no longer
 foundation = pytest.importorskip("ai_economist.foundation", reason="see FORCED_ai-economist in the Makefile")
 from ai_economist.foundation.components import move  # noqa: E402
 
@@ -224,6 +223,7 @@ def test_every_step_is_that_of_ai_economist(name, random_seed, monkeypatch):
     env = gpu_vecenv.make("economy", 1, "cpu", autoreset_mode="disabled", grid=grid_of(file), **config)
     game, random = env.game, np.random.default_rng(random_seed)
     workers, traded = game.num_workers, 0
+    monkeypatch.setattr(np, "int", int, raising=False)  # which ai-economist uses and NumPy has no longer
     theirs = reference(game, file)
     obs, info = env.reset(seed=2**40 + random_seed)
     shared = {field.name for field in game.state if field.shared}

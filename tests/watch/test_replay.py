@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from games.crew import Crew
-from games.economy import Economy, OpenEconomy
+from games.economy import OpenEconomy
 from games.fragile import FAULTS, Fragile
 from games.painter import Painter
 from games.scouts import Scouts
