@@ -31,8 +31,8 @@ class Economy(Society):
     payment_max_skill_multiplier: float = param(3.0, low=1)  # of ``payment``, what a worker gets at most
     gather_skill_dist: Distribution = "pareto"  # of the probability to gather two units at once
     build_labor: float = param(10.0, low=0)  # labor of building a house
-    move_labor: float = param(1.0, low=0)
-    collect_labor: float = param(1.0, low=0)
+    move_labor: float = param(1.0, low=0)  # labor of a move
+    collect_labor: float = param(1.0, low=0)  # labor of taking what has grown on a source
     resource_regen_prob: float = param(0.01, low=0, high=1)  # that an empty source grows a unit in a step
     mobile_agent_observation_range: int = param(5, low=0, high=100)  # cells to each side that a worker sees
 

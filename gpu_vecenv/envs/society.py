@@ -37,12 +37,12 @@ class Society(Env):
     in ``cuda/games/double_auction.cuh`` and ``taxation.cuh``.
     """
 
-    num_workers: int = param(4, low=2, high=255)
-    starting_agent_coin: float = param(0.0, low=0)
+    num_workers: int = param(4, low=2, high=255)  # all agents but the planner
+    starting_agent_coin: float = param(0.0, low=0)  # coin that a worker starts with
     max_bid_ask: int = param(10, low=1, high=254)  # the highest price
     max_num_orders: int = param(5, low=1, high=255)  # a worker's open bids and asks for one resource
     order_duration: int = param(50, low=1, high=254)  # steps for which an order stays open
-    order_labor: float = param(0.25, low=0)  # of a bid or an ask
+    order_labor: float = param(0.25, low=0)  # labor of a bid or an ask
     tax_model: Literal["planner", "free_market", "us_federal"] = "planner"  # who sets the marginal rates
     period: int = param(100, low=1)  # steps from one tax day to the next
     num_rates: int = param(21, low=2, high=1001)  # that the planner chooses from, evenly spaced from 0 to 1
