@@ -44,6 +44,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "acrobot": {"max_steps": 100},
     "pursuit": {"max_steps": 100},
     **{name: {"max_steps": 200} for name in ("harvest", "cleanup")},
+    "economy": {"max_steps": 200, "period": 40, "fixed_four_skill_and_loc": False},
 }
 SOURCES = (
     "gpu_vecenv/compile/codegen.py",

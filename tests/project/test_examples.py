@@ -124,6 +124,14 @@ def test_commons(device: str, tmp_path: Path) -> None:
         assert utility >= 0 and 0 < peace <= 2
 
 
+def test_economy_taxes(device: str, tmp_path: Path) -> None:
+    arguments = ["--total-steps", "240", "--num-envs", "3", "--num-steps", "20", "--max-steps", "40", "--period", "10"]
+    said = run(tmp_path, "economy_taxes.py", *arguments, "--episodes", "3", "--device", device)
+    for taxes in ("planner", "free_market", "us_federal"):
+        productivity, equality = numbers(taxes + r" +trained +([\d.]+) +([\d.]+)", said)
+        assert productivity >= 0 and 0 <= equality <= 1
+
+
 def test_train_tag(device: str, tmp_path: Path) -> None:
     arguments = ["--total-steps", "512", "--num-envs", "16", "--episodes", "20", "--out", "p.safetensors"]
     said = run(tmp_path, "train_tag.py", *arguments, "--device", device)
