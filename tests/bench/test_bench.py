@@ -121,6 +121,11 @@ def test_games_with_continuous_actions_are_sampled_too(quick):
     assert row["sampling_bytes"] == 3 * (clocks + parameters + drawn)
 
 
+def test_games_with_masks_are_played_by_them(quick):
+    (row,) = quick(game="connect_four", num_envs=50)["rows"]
+    assert set(row) == ROW and row["faults"] == 0
+
+
 @pytest.mark.parametrize("game", ["tag_continuous", "pendulum"])
 def test_a_rollout_has_its_own_stage(game, quick):
     (row,) = quick(game=game, num_envs=2, rollout=True, num_steps=3, hidden_sizes=(8, 4))["rows"]
