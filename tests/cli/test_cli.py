@@ -17,6 +17,7 @@ import gymnasium
 import pytest
 import torch
 from support.processes import run_child
+from support.warm_process import run_python
 
 import gpu_vecenv
 from gpu_vecenv.check.context import CHECKS
@@ -65,7 +66,7 @@ def command(capsys, monkeypatch, tmp_path):
 
 
 def in_a_process(*arguments, folder, **variables):
-    return run_child("-m", "gpu_vecenv.cli", *arguments, folder=folder, variables=variables)
+    return run_python("-m", "gpu_vecenv.cli", *arguments, folder=folder, variables=variables)
 
 
 def newest(run):
@@ -771,7 +772,7 @@ def test_a_file_in_a_folder_without_the_right_to_write_is_refused_before_the_wor
 import sys
 from gpu_vecenv.cli.main import main
 sys.exit(main(["check", "CartPole-v1", "--checks", "K01", "--json", "closed/new/report.json"]))"""
-    done = run_child("-c", script, folder=tmp_path)
+    done = run_python("-c", script, folder=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert "json is closed/new/report.json; expected a file's name where you may write" in done.stderr
 
@@ -786,14 +787,15 @@ def test_a_gpu_that_is_not_there_gives_one_line(tmp_path):
 
 
 def test_a_process_ends_with_the_exit_code_and_without_a_traceback(tmp_path):
-    done = in_a_process("show", "tag_gridwrld", folder=tmp_path)
+    done = run_child("-m", "gpu_vecenv.cli", "show", "tag_gridwrld", folder=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch(r"gpu-vecenv: error: no game is called 'tag_gridwrld'; nearest: tag_gridworld.*\n", done.stderr)
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+@pytest.mark.parametrize("encoding", ["ascii", pytest.param("utf-8", marks=pytest.mark.exhaustive)])
 def test_unknown_options_have_suggestions_in_any_encoding(encoding, tmp_path):
-    done = in_a_process("train", "tag_gridworld", "--gird", "3", folder=tmp_path, PYTHONIOENCODING=encoding)
+    command = ("-m", "gpu_vecenv.cli", "train", "tag_gridworld", "--gird", "3")
+    done = run_child(*command, folder=tmp_path, variables={"PYTHONIOENCODING": encoding})
     assert done.returncode == 2
     assert done.stdout == "" and re.search(r"--gird.*Perhaps you meant:.*--grid INT", done.stderr, re.DOTALL)
 

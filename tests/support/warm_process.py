@@ -24,7 +24,7 @@ CONTEXT.set_forkserver_preload(
 
 
 class WarmProcess:
-    """``python arguments…`` in a folder, for a script's name or -m and a module's, with subprocess.Popen's methods.
+    """``python arguments…`` in a folder, for a script, -m and a module or -c and code, with subprocess.Popen's methods.
 
     It begins within 0.1 s, where Python needs 3 to 5 s of CPU time. Its output and errors are written to two files.
     What the script itself does that is deprecated, ends it.
@@ -63,9 +63,10 @@ class WarmProcess:
 
 
 def run_python(
-    folder: Path, *arguments: object, environment: Mapping[str, str], timeout: float = 300
+    *arguments: object, folder: Path, variables: Mapping[str, str] | None = None, timeout: float = 300
 ) -> subprocess.CompletedProcess[str]:
-    """Run a WarmProcess and return its exit code and outputs, whatever they are."""
+    """``support.processes.run_child`` with a WarmProcess, for what does not depend on what is imported already."""
+    environment = child_environment(**(variables or {}))
     with tempfile.TemporaryDirectory() as own:
         output, errors = Path(own, "output"), Path(own, "errors")
         process = WarmProcess(folder, *arguments, environment=environment, output=output, errors=errors)
@@ -89,6 +90,10 @@ def _main(folder: Path, arguments: tuple[str, ...], environment: dict[str, str],
             sys.path.insert(0, str(folder))
             sys.argv = list(arguments[1:])
             runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        elif arguments[0] == "-c":
+            sys.path.insert(0, str(folder))
+            sys.argv = ["-c", *arguments[2:]]
+            exec(compile(arguments[1], "<string>", "exec"), {"__name__": "__main__"})
         else:
             sys.path.insert(0, str((folder / arguments[0]).parent))
             sys.argv = list(arguments)
