@@ -46,6 +46,8 @@ GRID = "train tag_gridworld --max-steps 11 --grid 4".split()
 SHORT = [*TINY, "--total-steps", "16", "--episodes", "2"]  # one iteration
 CONTINUOUS = "train tag_continuous --num-taggers 3 --num-runners 4 --side 3 --tagging-distance 0.2".split()
 
+pytestmark = pytest.mark.usefixtures("without_pictures")
+
 
 @pytest.fixture
 def command(capsys, monkeypatch, tmp_path):
@@ -225,6 +227,7 @@ def events(folder):
         ("tag_continuous", "--num-taggers 3 --num-runners 4 --side 3 --tagging-distance 0.2 --max-steps 13"),
     ],
 )
+@pytest.mark.usefixtures("pictures")
 def test_train_leaves_curve_checkpoint_metrics_and_evaluation(game, options, command, tmp_path):
     options = f"{options} --total-steps 144 --episodes 5 --out here/run --seed 3".split()
     code, output, errors = command("train", game, *TINY, *options)
@@ -521,6 +524,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
+@pytest.mark.usefixtures("pictures")
 def test_a_wrong_argument_gives_a_message_and_exit_code_2(what, command, tmp_path):
     arguments, message = REFUSED[what]
     words = arguments.split()
@@ -1304,6 +1308,7 @@ def words(picture):
     return set(re.findall("<!-- (.*?) -->", picture.read_text()))
 
 
+@pytest.mark.usefixtures("pictures")
 def test_plot_draws_a_run(trained, command, tmp_path):
     code, output, errors = command("plot", str(trained))
     assert (code, output, errors) == (0, "drew curves.png\n", [])
@@ -1312,6 +1317,7 @@ def test_plot_draws_a_run(trained, command, tmp_path):
     assert os.listdir(tmp_path) == ["curves.png"]
 
 
+@pytest.mark.usefixtures("pictures")
 def test_plot_draws_several_runs_as_svg(trained, elsewhere, command, tmp_path):
     options = "--out deep/curves.svg --metrics episode_length return_runner --x seconds --smooth 3".split()
     code, output, errors = command("plot", str(trained), str(elsewhere / "continuous"), *options)
@@ -1325,12 +1331,14 @@ def test_plot_draws_several_runs_as_svg(trained, elsewhere, command, tmp_path):
     assert "continuous" not in words(tmp_path / "one.svg")
 
 
+@pytest.mark.usefixtures("pictures")
 def test_plot_smooths_over_the_given_window(trained, command, tmp_path):
     for smooth in ("1", "3"):
         assert command("plot", str(trained), "--smooth", smooth, "--out", f"{smooth}.png")[0] == 0
     assert (tmp_path / "1.png").read_bytes() != (tmp_path / "3.png").read_bytes()
 
 
+@pytest.mark.usefixtures("pictures")
 def test_plot_needs_metrics_of_every_run(trained, command, tmp_path):
     (tmp_path / "empty").mkdir()
     refused(command("plot", str(trained), "empty"), "no .*empty/metrics.csv; expected a run folder")

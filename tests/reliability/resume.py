@@ -191,7 +191,7 @@ def kill_and_resume(
 
         with ended(start()) as running:
             # A draft exists for only some milliseconds.
-            wait_for(running, reached, pause=0.0 if kind == "saving" else 0.005)
+            wait_for(running, reached, pause=0.001 if kind == "saving" else 0.005)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 running.wait(delay)
         code, errors = running.returncode, (folder / "errors.txt").read_text()
