@@ -33,8 +33,8 @@ listed = $(subst $(empty) ,$(comma),$(strip $1))
 
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 PARALLEL = -n auto --dist worksteal
-# With -O1 the host's kernels compile in half the time. HOST_FLAGS= compiles them as users have them.
-HOST_FLAGS ?= -O1
+# With -Og the host's kernels compile in half the time. HOST_FLAGS= compiles them as users have them.
+HOST_FLAGS ?= -Og
 COMPILES = --host-flags=$(HOST_FLAGS)
 QUICK = not slow and not exhaustive and not gpu
 ALL = not exhaustive
