@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from support.processes import run_child
+from support.warm_process import run_python
 
 import gpu_vecenv.adapters
 from gpu_vecenv.bench import baselines as bench_baselines
@@ -40,7 +40,7 @@ ROW |= {f"{stage}_{figure}" for stage in STAGES for figure in STAGE}
 
 def run_bench(folder, *arguments):
     """What one run printed and what it wrote."""
-    done = run_child("-m", "gpu_vecenv.bench", "--device", "cpu", "--json", "rows.json", *arguments, folder=folder)
+    done = run_python("-m", "gpu_vecenv.bench", "--device", "cpu", "--json", "rows.json", *arguments, folder=folder)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout, json.loads((folder / "rows.json").read_text())
 
