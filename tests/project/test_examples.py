@@ -53,7 +53,7 @@ ENVIRONMENT = child_environment()
 
 
 def run(folder: Path, example: str, *arguments: str) -> str:
-    done = run_python(folder, str(EXAMPLES / example), *arguments, environment=ENVIRONMENT)
+    done = run_python(EXAMPLES / example, *arguments, folder=folder)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
