@@ -356,6 +356,7 @@ async function start() {
   const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
   if (embedded && still) page.play(false);
   if (embedded) return;
+  if (content.training) watchTraining(page);
   if (content.replay) await page.open(bytesOfBase64(content.replay.content), content.replay.name);
   else if (!still) page.play();
 }

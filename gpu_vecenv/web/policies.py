@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,6 @@ from torch import nn
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.central_critic import Tower
 from gpu_vecenv.train.encoders import EncodedActorCritic, ImageEncoder
-from gpu_vecenv.train.game_policy import GamePolicy
 from gpu_vecenv.train.networks import ActorCritic
 from gpu_vecenv.train.policy import Policy
 from gpu_vecenv.train.recurrent import RecurrentActorCritic, RecurrentCells, RecurrentTower
@@ -21,14 +20,13 @@ from gpu_vecenv.train.recurrent import RecurrentActorCritic, RecurrentCells, Rec
 Layer = dict[str, Any]
 
 
-def policies_json(policy: GamePolicy) -> list[dict[str, Any]]:
-    """One object for each policy of a run: the numbers of its agents, its layers, its distribution.
+def policies_json(policies: Iterable[Policy]) -> list[dict[str, Any]]:
+    """One object for each policy, once: the numbers of its agents, its layers, its distribution.
 
     Raises:
         ConfigError: A network is none of the default ones that policy.js computes.
     """
-    own = {id(one): one for one in policy.policies.values()}
-    return [policy_json(one) for one in own.values()]
+    return [policy_json(one) for one in dict.fromkeys(policies)]
 
 
 def policy_json(policy: Policy) -> dict[str, Any]:

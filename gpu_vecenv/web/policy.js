@@ -92,13 +92,18 @@ const sameShape = (input, output) => Object.assign(output, input.image && { imag
 // One policy of a run: acts for its agents, each with a state of its own where it is recurrent.
 class TrainedPolicy {
   constructor(content) {
+    this.states = new Map();
+    this.load(content);
+  }
+
+  // Takes newer weights of the same policy; states stay.
+  load(content) {
     Object.assign(this, content);
     const arrays = (object) =>
       Object.fromEntries(Object.entries(object).map(([name, value]) => [name, /weight|bias/.test(name) ? float32OfBase64(value) : value]));
     this.layers = content.layers.map(arrays);
     for (const name of ["mean", "std", "log_std"]) this[name] = content[name] && float32OfBase64(content[name]);
     this.cell = this.layers.find(({ kind }) => kind === "gru" || kind === "lstm");
-    this.states = new Map();
   }
 
   // Before the first observation of an episode.

@@ -118,7 +118,7 @@ def test_draws_of_a_box_have_its_distribution(squash):
 def test_each_policy_of_a_run_has_the_agents_that_it_plays():
     game = gpu_vecenv.configure("tag_gridworld")
     shared = Policy(game, ["tagger", "runner"], default_network(RoleView(game, ["tagger", "runner"]), (8,)))
-    (found,) = policies_json(GamePolicy(game, {"tagger+runner": shared}))
+    (found,) = policies_json(GamePolicy(game, {"tagger+runner": shared}).policies.values())
     assert found["agents"] == [0, 1, 2, 3, 4] and found["name"] == "tagger+runner"
 
 
