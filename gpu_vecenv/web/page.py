@@ -26,7 +26,7 @@ from gpu_vecenv.web.policies import policies_json
 
 BEFORE_DRAW, AFTER_DRAW = (
     ("engine.js", "numpy.js"),
-    ("policy.js", "picture.js", "simulation.js", "steering.js", "replay.js", "mosaic.js", "page.js"),
+    ("policy.js", "picture.js", "simulation.js", "steering.js", "replay.js", "tiles.js", "mosaic.js", "page.js"),
 )
 FOLDER = Path(__file__).parent
 # The page's module is compiled from its own data.
