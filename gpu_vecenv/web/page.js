@@ -364,6 +364,7 @@ async function start() {
   // In a frame of another page: the many environments alone.
   const embedded = location.hash === "#1024";
   document.body.classList.toggle("embedded", embedded);
+  document.body.classList.toggle("framed", location.hash === "#play");
   if (embedded) page.tiles(true);
   const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
   if (embedded && still) page.play(false);
