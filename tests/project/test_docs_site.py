@@ -205,7 +205,7 @@ def test_the_site_builds_and_is_whole(tmp_path: Path) -> None:
     for name in GAMES:
         page = pages[site / "games" / f"{name}.html"]
         assert f'src="../play/{name}.html#play"' in page
-        # A learning curve; of pictures with one name Sphinx calls the second, after that of the overview, cartpole1.png.
+        # A learning curve, which Sphinx calls cartpole1.png, as the overview has the picture cartpole.png.
         assert (f"_images/{name}1.png" in page) == (DOCS / "results" / f"{name}.png").exists()
     assert (site / "_images" / "cartpole.png").stat().st_size > 1000
 
