@@ -123,6 +123,7 @@ class Page {
       this.mosaic = null;
     }
     this.mosaic?.visible(true);
+    this.canvas.classList.remove("zoomed");
     if (many && !this.left) this.before = this.playing;
     this.#many(many, many ? !this.left || this.playing : this.before);
     this.left = null;
@@ -138,6 +139,7 @@ class Page {
     this.simulation.take(this.left.env, index);
     this.#many(false, this.playing);
     this.canvas.focus({ preventScroll: true });
+    this.canvas.classList.add("zoomed");
   }
 
   #many(many, playing) {
@@ -309,6 +311,7 @@ class Page {
     const click = (id, act) => $(id).addEventListener("click", act);
     click("play", () => this.play(!this.playing));
     click("tiles", () => this.tiles(!this.mosaic));
+    click("picture", () => this.left && this.simulation.steered === null && this.tiles(true));
     click("forward", () => {
       this.play(false);
       if (this.simulation.ended) this.next();
@@ -361,11 +364,14 @@ async function start() {
   const page = new Page(simulation, content);
   window.page = page;
   page.show();
-  // In a frame of another page: the many environments alone.
+  // In a frame of another page: the many environments alone, as fast as they can, with random actions.
   const embedded = location.hash === "#1024";
   document.body.classList.toggle("embedded", embedded);
   document.body.classList.toggle("framed", location.hash === "#play");
-  if (embedded) page.tiles(true);
+  if (embedded) {
+    for (const role of Object.keys(simulation.actors)) simulation.actors[role] = "random";
+    page.tiles(true);
+  }
   const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
   if (embedded && still) page.play(false);
   if (embedded) return;
