@@ -50,9 +50,10 @@ class Society(Env):
     usd_scaling: float = param(1000.0, low=1e-6)  # US dollars for a coin
     isoelastic_eta: float = param(0.23, low=0, high=1)  # how fast the utility of coin diminishes
     energy_cost: float = param(0.21, low=0)  # of a unit of labor, in utility
+    # social welfare, whose increase is the planner's reward
     planner_reward_type: Literal[
         "coin_eq_times_productivity", "inv_income_weighted_coin_endowments", "inv_income_weighted_utility"
-    ] = "coin_eq_times_productivity"  # social welfare, whose increase is the planner's reward
+    ] = "coin_eq_times_productivity"
     mixing_weight_gini_vs_coin: float = param(0.0, low=0, high=1)  # of productivity alone, in the first of these
 
     state: ClassVar[tuple[Field, ...]] = (

@@ -114,20 +114,42 @@ class Page {
     }
   }
 
-  // Shows many environments at once, or one again.
+  // Shows many environments at once, those that a zoom left or new ones, or one again.
   tiles(many) {
     this.steer(null);
-    this.mosaic = many ? new Mosaic(this.simulation, this.canvas, BigInt(this.simulation.seed)) : null;
-    this.canvas.classList.toggle("tiles", many);
+    if (many) this.mosaic = this.left ?? new Mosaic(this.simulation, this.canvas.parentElement, $("rate"), (index) => this.zoom(index));
+    else {
+      this.mosaic.close();
+      this.mosaic = null;
+    }
+    this.mosaic?.visible(true);
+    this.canvas.classList.remove("zoomed");
+    if (many && !this.left) this.before = this.playing;
+    this.#many(many, many ? !this.left || this.playing : this.before);
+    this.left = null;
+  }
+
+  // Shows one of many environments alone, from where it is; the others wait.
+  zoom(index) {
+    this.left = this.mosaic;
+    this.left.visible(false);
+    this.mosaic = null;
+    this.#badge(null);
+    this.replay = null;
+    this.simulation.take(this.left.env, index);
+    this.#many(false, this.playing);
+    this.canvas.focus({ preventScroll: true });
+    this.canvas.classList.add("zoomed");
+  }
+
+  #many(many, playing) {
     $("tiles").setAttribute("aria-pressed", String(many));
     $("rate").hidden = !many;
-    $("side").inert = many;
+    for (const card of $("side").children) card.inert = many && !card.contains($("actors")) && card.id !== "training";
     for (const id of ["restart", "forward", "seed", "speed"]) $(id).disabled = many;
     $("end").hidden ||= many;
     $("step").parentElement.hidden = many;
-    if (many) this.before = this.playing;
-    this.play(many || this.before);
-    this.#rate();
+    this.play(playing);
     this.show();
   }
 
@@ -147,11 +169,6 @@ class Page {
     $("end").hidden = !simulation.ended;
     if (simulation.ended) $("end").textContent = this.#ending();
     this.#score();
-  }
-
-  #rate() {
-    const rate = this.mosaic?.rate ? `${formatted(this.mosaic.rate / 1e6)} million agent-steps/s in this browser, on one thread` : "…";
-    $("rate").textContent = `${MOSAIC_ENVS.toLocaleString("en")} environments, random actions: ${rate}`;
   }
 
   // The canvas has the shape of the drawing.
@@ -176,11 +193,8 @@ class Page {
 
   #frame(now) {
     requestAnimationFrame((next) => this.#frame(next));
-    if (!this.playing) return;
-    if (this.mosaic) {
-      if (this.mosaic.frame(now)) this.#rate();
-      return;
-    }
+    if (this.mosaic) this.mosaic.frame(now, this.playing);
+    if (this.mosaic || !this.playing) return;
     if (this.simulation.ended) {
       this.endedAt ??= now;
       if (now - this.endedAt < END_MS) return;
@@ -206,7 +220,6 @@ class Page {
     this.ratio = devicePixelRatio;
     this.canvas.width = Math.max(1, Math.round(width * this.ratio));
     this.canvas.height = Math.max(1, Math.round(height * this.ratio));
-    this.mosaic?.fit();
     this.show();
   }
 
@@ -298,6 +311,7 @@ class Page {
     const click = (id, act) => $(id).addEventListener("click", act);
     click("play", () => this.play(!this.playing));
     click("tiles", () => this.tiles(!this.mosaic));
+    click("picture", () => this.left && this.simulation.steered === null && this.tiles(true));
     click("forward", () => {
       this.play(false);
       if (this.simulation.ended) this.next();
@@ -330,7 +344,8 @@ class Page {
       if (event.key === " ") {
         event.preventDefault();
         this.play(!this.playing);
-      } else if (event.key === "." || event.key === "r") $(event.key === "." ? "forward" : "restart").click();
+      } else if (event.key === "Escape" && this.left) this.tiles(true);
+      else if (event.key === "." || event.key === "r") $(event.key === "." ? "forward" : "restart").click();
     });
   }
 
@@ -349,13 +364,18 @@ async function start() {
   const page = new Page(simulation, content);
   window.page = page;
   page.show();
-  // In a frame of another page: the many environments alone.
+  // In a frame of another page: the many environments alone, as fast as they can, with random actions.
   const embedded = location.hash === "#1024";
   document.body.classList.toggle("embedded", embedded);
-  if (embedded) page.tiles(true);
+  document.body.classList.toggle("framed", location.hash === "#play");
+  if (embedded) {
+    for (const role of Object.keys(simulation.actors)) simulation.actors[role] = "random";
+    page.tiles(true);
+  }
   const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
   if (embedded && still) page.play(false);
   if (embedded) return;
+  if (content.training) watchTraining(page);
   if (content.replay) await page.open(bytesOfBase64(content.replay.content), content.replay.name);
   else if (!still) page.play();
 }

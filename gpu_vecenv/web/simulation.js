@@ -15,6 +15,7 @@ class Simulation {
     this.policies = content.policies.map((policy) => new TrainedPolicy(policy));
     this.actors = Object.fromEntries(this.roles.map((role) => [role.name, this.kinds(role.name)[0]]));
     this.greedy = false;
+    this.placesOf = new Map();
     this.steered = null; // the agent that a person steers
     this.episodes = [];
     this.reset(0n);
@@ -36,6 +37,20 @@ class Simulation {
     }
     this.env.reset({ seed, firstEnvIndex });
     this.begin();
+  }
+
+  // Goes on with an environment of others of this game, whose episode has begun before.
+  take(env, index) {
+    const row = (array, own) => array.subarray(index * own.length, (index + 1) * own.length);
+    for (const { name, shared } of this.layout.fields) {
+      const key = name.replace(/^state_/, "");
+      const own = this.env.state[key];
+      own.set(shared ? env.state[key] : row(env.state[key], own));
+    }
+    for (const { name } of this.layout.outputs) this.env.outputs[name].set(row(env.outputs[name], this.env.outputs[name]));
+    this.begin();
+    this.steps = this.env.state.engine_elapsed_steps[0];
+    this.returns.set(this.env.state.engine_returns);
   }
 
   // After a reset of the environment.
@@ -60,21 +75,31 @@ class Simulation {
     return active[agent] !== 0 && (acting === undefined || acting[agent] !== 0);
   }
 
+  // Where a row of the observations has an agent's own numbers, between padding.
+  places(agent) {
+    const { observation } = this.layout;
+    const { name } = this.roleOf[agent];
+    if (!this.placesOf.has(name)) {
+      const own = observation.roles[name];
+      const all = Array.from({ length: product(observation.shape) }, (_, k) => k);
+      this.placesOf.set(name, all.filter((k) => {
+        let rest = k;
+        for (let axis = own.length - 1; axis >= 0; axis--) {
+          if (rest % observation.shape[axis] >= own[axis]) return false;
+          rest = Math.floor(rest / observation.shape[axis]);
+        }
+        return true;
+      }));
+    }
+    return this.placesOf.get(name);
+  }
+
   // A row of the observations without padding, and of the masks; null for none.
   observation(agent) {
-    const { observation } = this.layout;
-    const own = observation.roles[this.roleOf[agent].name];
-    const size = product(observation.shape);
+    const size = product(this.layout.observation.shape);
     const row = this.env.outputs.obs.subarray(agent * size, (agent + 1) * size);
-    if (own.join() === observation.shape.join()) return row;
-    return row.filter((_, k) => {
-      let rest = k;
-      for (let axis = own.length - 1; axis >= 0; axis--) {
-        if (rest % observation.shape[axis] >= own[axis]) return false;
-        rest = Math.floor(rest / observation.shape[axis]);
-      }
-      return true;
-    });
+    const places = this.places(agent);
+    return places.length === size ? row : row.constructor.from(places, (k) => row[k]);
   }
 
   mask(agent) {
