@@ -17,6 +17,7 @@ from gpu_vecenv.train.game_policy import GamePolicy
 from gpu_vecenv.train.opponent_ranges import noop_of
 from gpu_vecenv.views.agents import versioned_name
 from gpu_vecenv.watch.inline_page import POLICY, inline_page, read
+from gpu_vecenv.watch.player import player_script
 from gpu_vecenv.watch.replay import Replay
 from gpu_vecenv.watch.rerun import registered_name
 from gpu_vecenv.web.javascript import draw_source
@@ -25,7 +26,10 @@ from gpu_vecenv.web.policies import policies_json
 
 BEFORE_DRAW, AFTER_DRAW = (
     ("engine.js", "numpy.js"),
-    ("policy.js", "picture.js", "simulation.js", "steering.js", "replay.js", "mosaic.js", "page.js"),
+    (
+        *("policy.js", "picture.js", "simulation.js", "history.js", "episode.js", "steering.js", "replay.js"),
+        *("mosaic.js", "page.js"),
+    ),
 )
 FOLDER = Path(__file__).parent
 # The page's module is compiled from its own data.
@@ -67,7 +71,7 @@ def game_page(
     module = web_module(game)
     content = _content(game, module, policy, title, replay)
     draw = draw_source(game)
-    script = _scripts(BEFORE_DRAW) + draw + _scripts(AFTER_DRAW)
+    script = _scripts(BEFORE_DRAW) + draw + player_script() + _scripts(AFTER_DRAW)
     page = inline_page(FOLDER, script, content, policy=WITH_WEBASSEMBLY)
     described = {key: content[key] for key in ("game", "version", "config", "layout", "shared")}
     return {

@@ -4,6 +4,7 @@ import base64
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 from support.browser import ARGUMENTS, CHROMIUM, PHONE, require_browser, sync_api
 from support.node import REQUIRED, require_node
@@ -212,6 +213,95 @@ def test_randomised_parameters_have_sliders(show):
     assert tab.evaluate(mass) == 2 != drawn
     tab.click("#restart")
     assert tab.evaluate(mass) == 2, "a reset would draw it anew"
+
+
+def test_the_timeline_goes_back_and_forth(show):
+    tab = show(GAME)
+    seeded(tab, 3)
+    tab.locator("#play").focus()  # a field keeps its keys
+    digests = []
+    for _ in range(6):
+        digests.append(tab.inner_text("#digest"))
+        tab.keyboard.press("ArrowRight")
+    digests.append(tab.inner_text("#digest"))
+    tab.locator("#scrub").fill("2")
+    assert tab.inner_text("#digest") == digests[2] and tab.inner_text("#clock").split() == ["step", "2", "/", "6"]
+    tab.keyboard.press("ArrowLeft")
+    assert tab.inner_text("#digest") == digests[1]
+    for step in (2, 3, 4, 5, 6):
+        tab.keyboard.press("ArrowRight")
+        assert tab.inner_text("#digest") == digests[step], "the past again, not another one"
+    tab.keyboard.press("Home")
+    assert tab.inner_text("#digest") == digests[0]
+    assert tab.url.endswith("#seed=3&t=0")
+
+
+def test_a_link_goes_to_a_step_of_a_seed(show):
+    tab = show(GAME)
+    seeded(tab, 4)
+    steps(tab, 5)
+    digest = tab.inner_text("#digest")
+    assert tab.url.endswith("#seed=4&t=5")
+    tab.reload()
+    tab.wait_for_function("() => window.page && page.linked && page.simulation.steps === 5")
+    assert tab.inner_text("#digest") == digest and tab.input_value("#seed") == "4"
+
+
+def test_one_plays_on_from_the_past_in_another_way(show):
+    tab = show(GAME)
+    tab.select_option("#actor-tagger", "still")
+    steps(tab, 6)
+    tab.locator("#scrub").fill("3")
+    tab.select_option("#steer", label="runner 0")
+    tab.click("#play")
+    before = tab.evaluate("(page.seek(3), [...page.simulation.env.state.cell])")
+    tab.evaluate("page.step()")
+    assert tab.evaluate("page.history.length") == 6, "without a key the past is shown again"
+    tab.evaluate("page.seek(3)")
+    tab.keyboard.down("ArrowRight")
+    tab.evaluate("page.step()")
+    assert cells(tab) == [*before[:8], before[8] + 1, before[9]]
+    assert tab.evaluate("page.history.length") == 4, "what came after is forgotten"
+    tab.keyboard.press("Escape")
+    assert tab.evaluate("page.simulation.steered") is None
+
+
+def test_a_gamepad_steers(show):
+    tab = show(GAME)
+    tab.select_option("#actor-tagger", "still")
+    tab.select_option("#steer", label="runner 0")
+    tab.click("#play")
+    tab.evaluate(
+        """() => {
+            const buttons = Array.from({ length: 16 }, () => ({ pressed: false }));
+            window.pad = { axes: [0.1, -0.2], buttons };
+            navigator.getGamepads = () => [null, window.pad];
+        }"""
+    )
+    moved = []
+    for pad in ("pad.axes = [0.9, 0.1]", "pad.axes = [0.2, 0.1]", "pad.buttons[12].pressed = true"):
+        column, row = cells(tab)[8:]
+        tab.evaluate(f"{pad}; page.step()")
+        moved.append([cells(tab)[8] - column, cells(tab)[9] - row])
+    assert moved == [[1, 0], [0, 0], [0, 1]]
+
+
+def test_motion_between_steps_is_shown_and_not_simulated(show):
+    tab = show(GAME)
+    seeded(tab, 3)
+    steps(tab, 1)
+    found = tab.evaluate(
+        """() => {
+            const discs = ({ shapes }) => shapes.filter(({ agent }) => agent !== null && agent !== undefined);
+            const before = discs(page.episode.picture(0));
+            const after = discs(page.episode.picture(1));
+            page.viewState.share = 0.25;
+            return [before, discs(page.drawing), after].map((each) => each.map(({ x, y }) => [x, y]));
+        }"""
+    )
+    before, shown, after = (np.array(each) for each in found)
+    assert (before != after).any() and shown == pytest.approx(before + 0.25 * (after - before), abs=1e-12)
+    assert tab.inner_text("#step") == "1"
 
 
 def test_many_environments_at_once(show):
