@@ -22,6 +22,7 @@ class Page extends Player {
     this.stage.box.append(this.ending);
     $("stage").prepend(this.stage.box);
     this.steering = new Steering(simulation);
+    this.inspector = new Inspector(simulation, content);
     this.controls = new Controls(this.canvas, (event) => this.#units(event));
     $("summary").textContent = content.summary;
     $("more-keys").textContent = "r restarts with the seed. Arrow keys, WASD and numbers steer while an agent is steered; esc ends that. Ctrl + wheel, or two fingers, zoom.";
@@ -183,7 +184,10 @@ class Page extends Player {
     this.canvas.classList.toggle("steered", agent !== null);
     $("steer").value = agent === null ? "" : String(agent);
     $("hint").hidden = agent === null;
-    if (agent !== null) this.canvas.focus({ preventScroll: true });
+    if (agent !== null) {
+      this.canvas.focus({ preventScroll: true });
+      this.inspector.choose(agent);
+    }
     this.show();
   }
 
@@ -282,6 +286,12 @@ class Page extends Player {
     this.ending.hidden = !simulation.ended;
     if (simulation.ended) this.ending.textContent = this.#ending();
     this.#score();
+    this.inspector.show(simulation.steps === this.history.length);
+  }
+
+  followedChanged() {
+    const agent = this.episode.agentIndex.get(this.viewState.followed);
+    if (agent !== undefined) this.inspector.choose(agent);
   }
 
   about() {

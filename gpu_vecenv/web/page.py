@@ -20,6 +20,7 @@ from gpu_vecenv.watch.inline_page import POLICY, inline_page, read
 from gpu_vecenv.watch.player import player_script
 from gpu_vecenv.watch.replay import Replay
 from gpu_vecenv.watch.rerun import registered_name
+from gpu_vecenv.web.inspection import critics_json, obs_parts_json
 from gpu_vecenv.web.javascript import draw_source
 from gpu_vecenv.web.module import WebModule, web_module
 from gpu_vecenv.web.policies import policies_json
@@ -27,7 +28,8 @@ from gpu_vecenv.web.policies import policies_json
 BEFORE_DRAW, AFTER_DRAW = (
     ("engine.js", "numpy.js"),
     (
-        *("policy.js", "picture.js", "simulation.js", "history.js", "episode.js", "steering.js", "replay.js"),
+        *("policy.js", "picture.js", "simulation.js", "history.js", "episode.js", "steering.js"),
+        *("replay.js", "inspector.js"),
         *("mosaic.js", "page.js"),
     ),
 )
@@ -70,6 +72,7 @@ def game_page(
         )
     module = web_module(game)
     content = _content(game, module, policy, title, replay)
+    content["critics"] = [] if policy is None else critics_json(policy.policies.values())
     draw = draw_source(game)
     script = _scripts(BEFORE_DRAW) + draw + player_script() + _scripts(AFTER_DRAW)
     page = inline_page(FOLDER, script, content, policy=WITH_WEBASSEMBLY)
@@ -125,6 +128,7 @@ def _content(
         ],
         "policies": [] if policy is None else policies_json(policy),
         "replay": None if replay is None else _replay(game, config, replay),
+        "obs_parts": obs_parts_json(game),
         "layout": module.layout,
         "shared": module.shared,
         "wasm": base64.b64encode(module.wasm).decode(),

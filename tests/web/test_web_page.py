@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from support.browser import ARGUMENTS, CHROMIUM, PHONE, require_browser, sync_api
 from support.node import REQUIRED, require_node
 
@@ -140,6 +141,35 @@ def test_trained_policies_play_by_default(show):
     before = cells(tab)
     steps(tab, 3)
     assert cells(tab) == [number + 3 * (k % 2 == 0) for k, number in enumerate(before)]
+
+
+def test_the_inspector_shows_observation_probabilities_and_value(show):
+    torch.manual_seed(3)
+    roles = ["tagger", "runner"]
+    network = default_network(RoleView(GAME, roles), (8,), actor_gain=1.0)
+    policy = Policy(GAME, roles, network, normalize_obs=True, normalize_returns=True)
+    policy.obs_normalizer.mean.uniform_(0, 1)
+    policy.return_normalizer.mean.fill_(2.5)
+    policy.return_normalizer.var.fill_(9.0)
+    tab = show(GAME, GamePolicy(GAME, {"tagger+runner": policy}))
+    steps(tab, 3)
+    tab.click("#inspector summary")
+    tab.select_option("#inspect", label="runner 0")
+    obs = torch.tensor(tab.evaluate("[...page.simulation.observation(4)]"))
+    with torch.no_grad():
+        logits, value = policy(obs[None])
+    rows = tab.locator("#action tr").all_inner_texts()
+    shown = [float(row.split()[-2]) / 100 for row in rows[1:]]
+    assert [row.split()[:2] for row in rows[1:]] == [["action", str(k)] for k in range(5)]
+    assert shown == pytest.approx(logits[0].softmax(-1).tolist(), abs=6e-4)  # rounded to a tenth of a percent
+    assert tab.evaluate("page.inspector.value(0, 4)") == pytest.approx(value.item(), rel=1e-4)  # other order of sums
+    parts = GAME.layout.observation.parts["runner"]
+    names = [row.split("\t")[0] for row in tab.locator("#observed tr").all_inner_texts()]
+    assert {name.replace("_", " ") for name in parts.own} <= set(names)
+    assert len(names) == len(parts.own) + sum(entities.count for entities in parts.entities)
+    tab.select_option("#actor-runner", "random")
+    tab.click("#back")
+    assert tab.inner_text("#action") == "Its actor: random."
 
 
 def test_keys_steer_an_agent(show):
