@@ -1,5 +1,6 @@
 """The page that plays films, in a real browser: headless Chromium, driven by Playwright."""
 
+import base64
 import math
 import os
 
@@ -167,6 +168,58 @@ def test_it_plays_and_stops_at_the_end(show, hunt):
     wait(tab, "window.player.step > 0 && window.player.step < 60")
 
 
+def test_a_link_names_a_step(show, hunt):
+    tab = show(hunt)
+    player(tab, "seek(21)")
+    assert tab.url.endswith("#t=21")
+    tab.evaluate("location.hash = 't=7'")
+    wait(tab, "window.player.step === 7")
+
+
+def test_the_full_window_has_the_picture_and_the_bar_alone(show, hunt):
+    tab = show(hunt)
+    tab.keyboard.press("v")
+    picture, bar = (tab.locator(name).bounding_box() for name in ("canvas", "#playback"))
+    assert picture["height"] > 600 and picture["y"] + picture["height"] <= bar["y"] + 1
+    assert bar["y"] + bar["height"] == 720 and not tab.locator("h1").is_visible()
+    tab.keyboard.press("Escape")
+    assert tab.locator("h1").is_visible()
+
+
+def test_a_film_is_saved_with_all_steps_and_motion_between_them(show, browser, tmp_path):
+    drawings = [Drawing((0, 100, 0, 100), [Circle(10 + 20 * step, 50, 9, BLUE, 0)], 300, 300) for step in range(3)]
+    tab = show(film(drawings, {"walker": 1}, fps=2))
+    with tab.expect_download() as saved:
+        tab.locator("#save").click()
+    assert saved.value.suggested_filename == "films.webm"
+    content = base64.b64encode(saved.value.path().read_bytes()).decode()
+    other = browser.new_page()
+    seen = other.evaluate(
+        """async (content) => {
+            const video = Object.assign(document.createElement("video"), { src: `data:video/webm;base64,${content}`, muted: true });
+            await new Promise((resolve, reject) => Object.assign(video, { onloadeddata: resolve, onerror: () => reject(video.error) }));
+            const canvas = new OffscreenCanvas(video.videoWidth, video.videoHeight);
+            const context = canvas.getContext("2d", { willReadFrequently: true });
+            const places = [];
+            for (const time of [0.01, 0.26, 0.51, 1.01]) {
+                video.currentTime = time;
+                await new Promise((resolve) => (video.onseeked = resolve));
+                context.drawImage(video, 0, 0);
+                const { data, width } = context.getImageData(0, canvas.height / 2, canvas.width, 1);
+                const blue = [...Array(width).keys()].filter((k) => data[4 * k] < 90);
+                places.push((100 * (blue[0] + blue.at(-1))) / 2 / width);
+            }
+            return { duration: video.duration, size: [canvas.width, canvas.height], places };
+        }""",
+        content,
+    )
+    other.close()
+    assert seen["duration"] == pytest.approx(31 / 30, abs=0.002) and seen["size"] == [960, 960]
+    # A frame is a thirtieth of a second, in which the disc moves by 1.3.
+    assert seen["places"] == pytest.approx([10, 20, 30, 50], abs=1.4)
+    assert player(tab, "step") == 0
+
+
 def test_loop_repeats_the_film(show):
     tab = show(chase(4, 1, 2))
     tab.locator("#loop").click()
@@ -329,17 +382,19 @@ def test_events_are_listed_and_marked_and_go_to_their_steps(show):
     active[10] = False
     flags = {"active": active, "terminations": np.zeros((10, 4), bool), "truncations": np.zeros((10, 4), bool)}
     flags["terminations"][3, 1] = flags["terminations"][9, 0] = flags["truncations"][9, 3] = True
+    flags["rewards"] = np.full((10, 4), [0.5, -1, 0, 0], np.float32)
+    flags["rewards"][3, :2] = 10, 20
     drawings = [Drawing((0, 9, 0, 9), discs(np.ones((4, 2)), 1, RED, range(4)))] * 11
     tab = show(film(drawings, {"cat": 1, "mouse": 3}, **flags))
     assert [(event["step"], event["text"]) for event in player(tab, "events")] == [
-        (4, "mouse_0 left"),
+        (4, "mouse_0 left; cat_0 +10"),
         (6, "mouse_1 and mouse_2 left"),
         (8, "mouse_2 returned"),
         (10, "the episode ended: 1 terminated, 1 truncated (2 agents)"),
     ]
     rows = tab.locator("#events-list button")
     assert [rows.nth(i).get_attribute("aria-label") for i in (0, 1)] == [
-        "mouse_0 left at step 4",
+        "mouse_0 left; cat_0 +10 at step 4",
         "mouse_1 and mouse_2 left at step 6",
     ]
     rows.nth(2).click()

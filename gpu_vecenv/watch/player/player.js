@@ -37,6 +37,7 @@ class Player {
     this.setSpeed(1);
     this.#listen();
     $("view").hidden = false;
+    $("save").hidden = !canSave();
   }
 
   // ------------------------------------------------------------------ what players differ in
@@ -187,6 +188,39 @@ class Player {
   setLoop(loop) {
     this.loop = loop;
     $("loop").setAttribute("aria-pressed", loop);
+  }
+
+  // Saves a film of all known steps at the present speed, as they are shown; again: stops that.
+  async save() {
+    if (this.saving) {
+      this.saving = null;
+      return;
+    }
+    this.pause();
+    const { step } = this.viewState;
+    const saving = (this.saving = {});
+    const note = (text) => {
+      $("saving").hidden = text === "";
+      $("saving").textContent = text;
+    };
+    $("save").setAttribute("aria-pressed", true);
+    try {
+      const film = await savedFilm(this, (share) => {
+        note(`Saving the film: ${Math.round(100 * share)} %. Press the button again to stop.`);
+        return this.saving === saving && !this.playing;
+      });
+      note("");
+      if (film) {
+        const url = URL.createObjectURL(new Blob([film], { type: "video/webm" }));
+        element("a", { href: url, download: `${document.title.replace(/[^\p{L}\p{N}]+/gu, "-").slice(0, 60)}.webm` }).click();
+        setTimeout(() => URL.revokeObjectURL(url), 60000);
+      }
+    } catch (error) {
+      note(`No film could be saved: ${error.message}`);
+    }
+    this.saving = null;
+    $("save").setAttribute("aria-pressed", false);
+    this.seek(step);
   }
 
   // ------------------------------------------------------------------ view
@@ -363,6 +397,7 @@ class Player {
     click("back", () => this.stepBy(-1));
     click("forward", () => this.stepBy(1));
     click("loop", () => this.setLoop(!this.loop));
+    click("save", () => this.save());
     click("wide", () => this.setWide(!document.body.classList.contains("wide")));
     click("trails", () => this.setTrails(!this.viewState.trails));
     click("dark", () => this.setDark(!this.viewState.dark));
