@@ -43,7 +43,7 @@ def _trunk(trunk: nn.Sequential, name: str) -> list[Layer]:
 
 
 def obs_parts_json(game: Env) -> dict[str, list[tuple[str, list[int]]]]:
-    """Role -> the declared parts of its observation: (name, indices) in their order; without roles that declare none."""
+    """Role -> the parts of its observation, (name, indices) in their order; without roles that declare none."""
     found = {}
     for role, parts in game.layout.observation.parts.items():
         rows = [(name, list(columns)) for name, columns in parts.own.items()]

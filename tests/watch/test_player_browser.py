@@ -196,8 +196,12 @@ def test_a_film_is_saved_with_all_steps_and_motion_between_them(show, browser, t
     other = browser.new_page()
     seen = other.evaluate(
         """async (content) => {
-            const video = Object.assign(document.createElement("video"), { src: `data:video/webm;base64,${content}`, muted: true });
-            await new Promise((resolve, reject) => Object.assign(video, { onloadeddata: resolve, onerror: () => reject(video.error) }));
+            const video = document.createElement("video");
+            const loaded = new Promise((resolve, reject) => {
+                Object.assign(video, { onloadeddata: resolve, onerror: reject });
+            });
+            video.src = `data:video/webm;base64,${content}`;
+            await loaded;
             const canvas = new OffscreenCanvas(video.videoWidth, video.videoHeight);
             const context = canvas.getContext("2d", { willReadFrequently: true });
             const places = [];
