@@ -257,7 +257,7 @@ class Page extends Player {
     $("rate").hidden = !many;
     for (const id of ["side", "view", "scrubber"]) $(id).inert = many;
     for (const id of ["restart", "forward", "back", "seed", "speed", "save", "loop", "wide"]) $(id).disabled = many;
-    $("clock").hidden = many;
+    $("clock").style.visibility = many ? "hidden" : ""; // it keeps its place
     this.ending.hidden ||= many;
     this.#rate();
     if (many || this.before) this.play();
