@@ -286,7 +286,7 @@ class Page extends Player {
     for (const card of $("side").children) card.inert = many && !card.contains($("actors")) && card.id !== "training";
     for (const id of ["view", "scrubber"]) $(id).inert = many;
     for (const id of ["restart", "forward", "back", "seed", "speed", "save", "loop", "wide"]) $(id).disabled = many;
-    $("clock").hidden = many;
+    $("clock").style.visibility = many ? "hidden" : ""; // it keeps its place
     this.ending.hidden ||= many;
     if (many) this.#frames(this.mosaic);
     if (playing) this.play();
