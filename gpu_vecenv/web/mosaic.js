@@ -7,6 +7,7 @@ const STEP_MS = 9; // of a frame of the screen, for steps of all environments
 const DRAW_MS = 5; // for tiles; those that are left follow in the next frames
 const FIRST_DRAW_MS = 150; // for the first picture
 const RATE_MS = 500; // over which the rate is measured
+const ACTING = { random: "random actions", still: "standing still", trained: "trained policies" };
 const ROWS = 512; // of observations that a policy gets at once
 
 class Mosaic {
@@ -157,7 +158,7 @@ class Mosaic {
   #say() {
     const { roles, actors, layout } = this.simulation;
     const kinds = [...new Set(roles.map(({ name }) => actors[name]))];
-    const acting = kinds.length === 1 ? `${kinds[0]} actions` : roles.map(({ name }) => `${name} ${actors[name]}`).join(", ");
+    const acting = kinds.length === 1 ? ACTING[kinds[0]] : roles.map(({ name }) => `${name} ${actors[name]}`).join(", ");
     const rate = this.rate === null ? "…" : `${formatted(this.rate / 1e6)} million agent-steps/s in this browser, on one thread`;
     const total = (this.steps * this.count * layout.num_agents).toLocaleString("en");
     this.text.textContent = `${this.count.toLocaleString("en")} environments, ${acting}: ${rate}; ${total} agent-steps`;

@@ -13,7 +13,7 @@ class Page extends Player {
     this.history = new History(simulation);
     Object.assign(this, { simulation, content, replay: null, mosaic: null, left: null, checking: null, endedAt: null, chosen: {} });
     this.episode = new LiveEpisode(this.history);
-    this.stage = new Stage(this.episode, this.viewState, (name) => this.follow(name));
+    this.stage = new Stage(this.episode, this.viewState, (name) => (this.left ? this.tiles(true) : this.follow(name)));
     this.stages = [this.stage];
     this.canvas = this.stage.canvas;
     Object.assign(this.canvas, { id: "picture", tabIndex: 0 });
@@ -259,6 +259,7 @@ class Page extends Player {
       this.mosaic = null;
     }
     this.mosaic?.visible(true);
+    this.canvas.classList.remove("alone");
     if (many && !this.left) this.before = this.playing;
     this.#many(many, many ? !this.left || this.playing : this.before);
     this.left = null;
@@ -277,6 +278,7 @@ class Page extends Player {
     this.#first();
     this.#many(false, playing);
     this.canvas.focus({ preventScroll: true });
+    this.canvas.classList.add("alone");
   }
 
   #many(many, playing) {
@@ -484,14 +486,19 @@ async function start() {
   const page = new Page(simulation, content);
   window.page = page;
   page.show();
-  // In a frame of another page: the many environments alone.
+  // In a frame of another page: the many environments alone, as fast as they can, with random actions.
   const embedded = location.hash === "#1024";
   document.body.classList.toggle("embedded", embedded);
-  if (embedded) page.tiles(true);
+  const framed = location.hash === "#play";
+  document.body.classList.toggle("framed", framed);
+  if (embedded) {
+    for (const role of Object.keys(simulation.actors)) simulation.actors[role] = "random";
+    page.tiles(true);
+  }
   if (embedded && isStill.matches) page.pause();
   if (embedded) return;
   if (content.training) watchTraining(page);
-  page.linked = true; // from now on the address is written
+  page.linked = !framed; // from now on the address is written
   if (content.replay) await page.load(bytesOfBase64(content.replay.content), content.replay.name);
   if (!page.open() && !isStill.matches) page.play();
 }

@@ -380,6 +380,8 @@ def test_one_of_many_environments_can_be_shown_alone(show):
     tile = tab.evaluate(width)
     tab.click("canvas.tiles", position={"x": 4.5 * tile, "y": 1.5 * tile})
     assert cells(tab) == expected
+    tab.click("#picture")
+    assert tab.is_visible("canvas.tiles")
 
 
 def test_trained_policies_play_many_environments(show):
