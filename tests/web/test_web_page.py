@@ -373,6 +373,8 @@ def test_one_of_many_environments_can_be_shown_alone(show):
     assert int(tab.inner_text("#step")) == tab.evaluate("page.left.env.state.engine_elapsed_steps[0]") > 0
     steps(tab, 1)
     tab.evaluate("document.activeElement.blur()")
+    tab.keyboard.press("Home")
+    assert cells(tab) == expected, "its past begins where it was taken"
     tab.keyboard.press("Escape")
     assert tab.is_visible("canvas.tiles") and tab.evaluate("page.mosaic.count") == 4096
     place, width = chosen + 2, "page.mosaic.canvas.clientWidth / page.mosaic.grid.columns"
