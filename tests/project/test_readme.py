@@ -68,7 +68,9 @@ def commands() -> list[str]:
     """
     lines = [line for _, body in blocks("sh") for line in body.splitlines()]
     spans = [span for text in TEXTS.values() for span in inline(text)]
-    bare = re.compile(r"gpu-vecenv (?!(train|evaluate|exploit|crossplay|plot|replay|show|bench|check|new)$)(?!.* --watch$)")
+    bare = re.compile(
+        r"gpu-vecenv (?!(train|evaluate|exploit|crossplay|plot|replay|show|bench|check|new)$)(?!.* --watch$)"
+    )
     found = [line for line in [*lines, *spans] if bare.match(line)]
     return list({re.sub(r"\bruns/(tag|first|six)\b", "runs/…", line): line for line in reversed(found)}.values())
 

@@ -310,6 +310,7 @@ def test_keys(show, hunt):
     assert press("Home", "step") == 0
     events = sorted({event["step"] for event in player(tab, "events")})
     assert press("e e", "step") == events[1]
+    assert text(tab, "#status").startswith(f"Step {events[1]}: runner_"), "screen readers say what happened"
     assert press("Shift+E", "step") == events[0]
     assert press("+ +", "speed") == 4 and press("-", "speed") == 2 and tab.locator("#speed").input_value() == "2"
     assert press("l", "loop") is True and press("l", "loop") is False

@@ -154,7 +154,10 @@ class Player {
     const steps = this.events.map((event) => event.step);
     const next =
       direction > 0 ? steps.find((step) => step > this.viewState.step) : steps.findLast((step) => step < this.viewState.step);
-    if (next !== undefined) this.seek(next);
+    if (next === undefined) return;
+    this.seek(next);
+    const texts = this.events.filter((event) => event.step === next).map((event) => event.text);
+    this.announce(`Step ${next}: ${texts.join("; ")}`);
   }
 
   // The page's address names the step at which it is paused.
