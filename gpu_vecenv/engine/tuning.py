@@ -101,7 +101,7 @@ def tune(
         raise DeviceUnavailableError(
             f'tune: the device is {backend.device}, where one thread runs an environment; expected a GPU, device="cuda"'
         )
-    default = GroupShape.of(backend.default_threads_per_env(game.layout.num_agents))
+    default = GroupShape.of(backend.default_threads_per_env(game.layout.num_agents, game.layout.largest_array))
     shapes = candidate_shapes(default)
     done, count = 0, len(shapes) + 4  # the shapes, one and two kernels to sample and step, both defaults again
 

@@ -451,7 +451,9 @@ def test_an_error_in_the_source_is_reported_before_missing_definitions(write):
 
 
 def cuda_text(game: Env) -> str:
-    return cuda_constants(default_threads_per_env(game.num_agents), 64 << 10) + game_source(game.layout)
+    return cuda_constants(default_threads_per_env(game.num_agents, game.layout.largest_array), 64 << 10) + game_source(
+        game.layout
+    )
 
 
 def test_both_compilers_name_file_and_line_of_an_error(write):

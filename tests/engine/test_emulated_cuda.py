@@ -64,6 +64,9 @@ CASES = [
     ("tag_continuous", {"num_taggers": 5, "num_runners": 65, "egocentric": False}, 3, 32),
     ("tag_continuous", {"num_taggers": 6, "num_runners": 214, "egocentric": False}, 3, 64),
     ("pursuit", {"x_size": 5, "y_size": 6, "num_pursuers": 12}, 13, 4),  # so crowded that evaders are caught
+    ("overcooked", {}, 7, None),  # more threads than agents: as many as large observations need
+    ("skirmish", {"scenario": "3s_vs_5z"}, 4, None),
+    ("connect_four", {}, 9, None),
 ]
 
 
