@@ -34,9 +34,12 @@ def line(row: Mapping[str, Any], results: Mapping[str, Any]) -> str:
     """One row: medians and, where repeats were kept, quartiles."""
     gpu = results["device"].removeprefix("NVIDIA ")
     what = row["kind"] if row.get("algorithm", "ppo") == "ppo" else f"{row['kind']} ({row['algorithm']})"
+    workload = [f"{what} `{row['game']}`"]
+    workload += [value for value in row.get("config", {}).values() if isinstance(value, str)]  # a layout, a scenario
+    workload += [row["precision"]] if row["kind"] == "training" else []
     devices = [gpu if row[key] == "cuda" else "CPU" for key in ("ours_device", "peer_device")]
     cells = (
-        f"{what} `{row['game']}`" + (f", {row['precision']}" if row["kind"] == "training" else ""),
+        ", ".join(workload),
         f"{row['num_envs']:,} x {row['num_agents']:,}",
         " and ".join(dict.fromkeys(devices)),
         rate(row["ours_env_steps_per_s"]),

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box
-from support.processes import run_child
+from support.warm_process import run_python
 
 import gpu_vecenv
 from gpu_vecenv.check.game import check_game
@@ -86,7 +86,7 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return run_child(*arguments, folder=folder)
+    return run_python(*arguments, folder=folder)
 
 
 # ---------------------------------------------------------------------- gpu-vecenv new

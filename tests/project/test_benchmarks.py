@@ -3,6 +3,7 @@
 import importlib
 import itertools
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import learning, ours, table  # noqa: E402
+from benchmarks import learning, ours, reaching, table  # noqa: E402
 from benchmarks.__main__ import Side, main, parse, workloads_of  # noqa: E402
 from benchmarks.errors import BenchmarkError  # noqa: E402
 from benchmarks.peers import PEERS  # noqa: E402
@@ -197,6 +198,38 @@ def test_options_of_learning_are_refused(
     with pytest.raises(SystemExit):
         learning.main([*arguments, "--algorithm", "ppo", "--json", str(tmp_path / "out.json")])
     assert message in capsys.readouterr().err and not any(tmp_path.iterdir())
+
+
+def test_scores_are_those_of_ended_episodes() -> None:
+    config = {"scenario": "9s_vs_1m", "start_spread": 1.0}  # which allies win, whatever they do
+    workload = Workload("training", "skirmish", 2, 4, 20, config, "mappo_rnn", 1, 1, hidden_size=4)
+    logged: list[tuple[int, float]] = []
+
+    def log(env_steps: int, score: float) -> bool:
+        logged.append((env_steps, score))
+        return score == 1.0
+
+    facts = ours.watch(Request(workload, "cpu", "float32"), 0, log)
+    assert facts["provenance"]["device"] and [steps for steps, _ in logged] == [8 * (k + 1) for k in range(len(logged))]
+    assert math.isnan(logged[0][1]) and logged[-1][1] == 1.0 and len(logged) < 20
+
+
+def test_a_curve_keeps_when_goals_were_reached() -> None:
+    curve = reaching.Curve((1.0, 2.0))
+    assert [curve.add(*point) for point in ((10, math.nan), (20, 0.5), (30, 1.5), (40, 0.9))] == [False] * 4
+    assert curve.reached["1.0"][1] == 30 and [steps for _, steps, _ in curve.points] == [20, 30, 40]
+    assert curve.add(50, 2.5) and curve.reached["1.0"][1] == 30 and curve.reached["2.0"][1] == 50
+    assert curve.reached["1.0"][0] <= curve.reached["2.0"][0]
+    assert [steps for _, steps, _ in curve.thinned(2)] == [20, 40, 50]
+
+
+@pytest.mark.parametrize("game", reaching.GAMES)
+def test_trainings_to_a_score_are_those_of_the_rows(game: str) -> None:
+    mine, peer = reaching.GAMES[game], importlib.import_module("benchmarks.peers.jaxmarl").PEER
+    (row,) = (each for each in peer.cuda if (each.game, each.kind) == (game, "training") and each.num_envs < 1024)
+    same = ("algorithm", "num_envs", "num_steps", "num_epochs", "num_minibatches", "hidden_size")
+    assert {key: getattr(mine, key) for key in same} == {key: getattr(row, key) for key in same}
+    assert len(reaching.GOALS[game]) == 5 and mine.updates > row.updates
 
 
 def test_a_side_that_does_not_start_says_why() -> None:
