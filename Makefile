@@ -153,7 +153,7 @@ clean: ## remove the virtual environment and everything built
 
 # The stamps make an installation happen again only when pyproject.toml or the lock changes.
 $(VENV)/train.stamp: pyproject.toml $(LOCK) | $(BIN)/python
-	$(INSTALL) $(if $(LOCK),--lock $(LOCK),--extras train --try sb3,supersuit)
+	$(INSTALL) $(if $(LOCK),--lock $(LOCK),--extras train --try sb3,supersuit,compiler)
 	@touch $@
 
 $(VENV)/dev.stamp: pyproject.toml $(LOCK) | $(BIN)/python

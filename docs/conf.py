@@ -73,6 +73,8 @@ def adapt(app: Sphinx, name: str, source: list[str]) -> None:
     """Documents as they read on the site: pages instead of sections for games, the outer documents among them."""
     if name == "games":
         source[0] = game_pages.overview(source[0])
+    if name == "index":
+        source[0] = source[0].replace("<!-- a link to play each game -->", game_pages.links_to_play())
     for document in BESIDE:
         source[0] = source[0].replace(f"](../{document}", f"](project/{document}")
 

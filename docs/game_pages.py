@@ -21,6 +21,7 @@ from gymnasium.spaces import Box
 import gpu_vecenv
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.envs.registry import GAMES, gymnasium_id, versions
+from gpu_vecenv.train.game_policy import GamePolicy, load_policy
 from gpu_vecenv.train.opponents_config import OpponentsConfig
 from gpu_vecenv.views.frames import Frames
 from gpu_vecenv.web.page import game_page
@@ -30,6 +31,7 @@ SECTION = re.compile(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL
 OBSERVATION = re.compile(r"^\*\*Observation\*\*([^\n]*(?:\n(?!\n|\|)[^\n]*)*)\n\n((?:\|[^\n]*\n)+)", re.MULTILINE)
 PARAMETERS = re.compile(r"^\| parameter \|[^\n]*\n(?:\|[^\n]*\n)+\n?", re.MULTILINE)
 RELATIVE = re.compile(r"\]\((?=[\w./-]+\.md[#)])")  # links to other pages
+POLICIES = Path(__file__).parent / "results" / "policies"
 STEPS = 25  # from the reset to the picture of a game
 
 
@@ -248,6 +250,23 @@ def picture(game: Env, path: Path) -> None:
     pygame.image.save(pygame.surfarray.make_surface(frame.swapaxes(0, 1)), str(path))
 
 
+def trained(name: str) -> GamePolicy | None:
+    """The policies of ``docs/results/policies``, if they have this game."""
+    path = POLICIES / f"{name}.safetensors"
+    return load_policy(path, device="cpu") if path.exists() else None
+
+
+def actors(name: str) -> str:
+    """Who plays in the page of a game."""
+    policy = trained(name)
+    if policy is None:
+        return "All play at random, but whom you steer."
+    steps = max(config.total_steps for config in policy.configs.values())
+    return (
+        f"All but whom you steer play by policies that `gpu-vecenv train {name} --total-steps {steps}` gave, on a CPU."
+    )
+
+
 def common(name: str, rules: str) -> str:
     """The heading of what a game shares with others, a section that names it, or nothing."""
     shared = (heading for heading, text in sections(rules).items() if heading not in GAMES and f"`{name}`" in text)
@@ -291,16 +310,10 @@ With `--preset sample-efficient`, which needs fewer env-steps and more time for 
 
 {summary}
 
-:::{{figure}} {name}.png
-:alt: one environment of {name}
-:class: picture
-:width: 420px
+<iframe class="game" src="../play/{name}.html#play" title="{name}, live" loading="lazy"></iframe>
 
-With default values, after {STEPS} steps of a random policy, or at the end of the episode.
-:::
-
-<a href="../play/{name}.html">Play it in the browser</a>: the same source as WebAssembly, see
-[games in a browser](../web.md).
+The game itself, in your browser: the same source as WebAssembly. {actors(name)} <a href="../play/{name}.html">The page
+alone</a> has more: many environments at once, replays, parameters; see [games in a browser](../web.md).
 
 {facts(name, game)}
 ## Try it
@@ -406,6 +419,11 @@ def overview(rules: str) -> str:
     return SECTION.sub(short, rules) + f"\n:::{{toctree}}\n:hidden:\n\n{pages}\n:::\n"
 
 
+def links_to_play() -> str:
+    """A link to the page of each game."""
+    return ", ".join(f'<a href="play/{name}.html">{name}</a>' for name in GAMES)
+
+
 def write(docs: Path, folder: Path) -> None:
     """Write all pages and pictures; files that are right already stay as they are."""
     folder.mkdir(exist_ok=True)
@@ -418,7 +436,7 @@ def write(docs: Path, folder: Path) -> None:
 
 
 def write_playable(folder: Path) -> None:
-    """Write a page for each game that plays it in a browser."""
+    """Write a page for each game that plays it in a browser, by trained policies where there are some."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, kind in GAMES.items():
-        (folder / f"{name}.html").write_bytes(game_page(kind())["index.html"])
+        (folder / f"{name}.html").write_bytes(game_page(kind(), trained(name))["index.html"])

@@ -117,7 +117,7 @@ HD void sum_up_market(State s, Book& book) {
             trades += s.price_history[c][price];
             paid += (float)price * s.price_history[c][price];
         }
-        book.market_rate[c] = paid / math::max(trades, 0.001f);
+        book.market_rate[c] = paid / math::max(0.001f, trades);
     }
 }
 

@@ -21,7 +21,7 @@ HD void enact_taxes(State s) {
     for (int i = 0; i < NUM_WORKERS; ++i) {
         float income = endowment(s, i) - s.last_coin[i], due = 0;
         for (int b = 0; b < NUM_BRACKETS; ++b) {
-            float within = math::max(income - s.bracket_cutoffs[b], 0.0f);
+            float within = math::max(0.0f, income - s.bracket_cutoffs[b]);
             if (b + 1 < NUM_BRACKETS) within = math::min(within, s.bracket_cutoffs[b + 1] - s.bracket_cutoffs[b]);
             due += s.rates[b] * within;
         }
@@ -38,7 +38,7 @@ HD void enact_taxes(State s) {
 }
 
 HD float utility_of_coin(float coin) {
-    if (ISOELASTIC_ETA == 1.0f) return math::log(math::max(coin, 1.0f));
+    if (ISOELASTIC_ETA == 1.0f) return math::log(math::max(1.0f, coin));
     float exponent = 1.0f - ISOELASTIC_ETA;
     return (math::exp(exponent * math::log(coin)) - 1.0f) / exponent;
 }
@@ -55,7 +55,7 @@ HD void appraise(State s, Wealth& wealth) {
         for (int i = 0; i < NUM_WORKERS; ++i) {
             total += wealth[i];
             for (int j = 0; j < NUM_WORKERS; ++j) differences += math::abs(wealth[i] - wealth[j]);
-            float weight = 1.0f / math::max(wealth[i], 1.0f);
+            float weight = 1.0f / math::max(1.0f, wealth[i]);
             weights += weight;
             weighted += weight * (WELFARE_OF_UTILITY ? s.utility[i] : wealth[i]);
         }

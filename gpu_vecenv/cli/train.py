@@ -7,8 +7,9 @@ import dataclasses
 import functools
 import itertools
 import json
+import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
@@ -37,6 +38,7 @@ from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.envs.importing import absolute, imported
 from gpu_vecenv.envs.registry import find_game, stored_configuration
 from gpu_vecenv.errors import CheckpointVersionError, ConfigError, UnknownGameError
+from gpu_vecenv.escapes import printable
 from gpu_vecenv.files import check_output
 from gpu_vecenv.train.capacity import max_num_envs_that_fit
 from gpu_vecenv.train.checkpoint import CHECKPOINTS, CheckpointFolder
@@ -55,6 +57,7 @@ from gpu_vecenv.train.run import check_log, run, run_seeds
 from gpu_vecenv.train.run_folder import SETTINGS, RunConfig, make_selection, read_seeds, seed_folder
 from gpu_vecenv.train.stored_config import stored_config, stored_configs, with_defaults
 from gpu_vecenv.train.trainer import Trainer
+from gpu_vecenv.web.training_server import TrainingServer
 
 AUTO_NUM_ENVS = {"cuda": 2000, "cpu": 512}  # upper bound of --num-envs auto; fewer if memory is short
 # Of the game's preset, for MAPPO, and for PQN where the game has none of it.
@@ -87,6 +90,7 @@ class Train(DeviceOptions, Generic[GameT, ConfigT]):
     reward: str | None = None  # a function that gives the rewards in place of the game: module:name or file.py:name
     schedules: str | None = None  # a Curriculum, or what makes one: module:name, file.py:name, or JSON; "{}": none
     graphs: bool = True  # use CUDA graphs
+    watch: bool = False  # serve a page on this computer that plays the current policies and draws the curves
     run: RunConfig = field(default_factory=RunConfig)
     opposition: OpponentOptions = field(default_factory=OpponentOptions)
     learner: ConfigT
@@ -131,6 +135,7 @@ class Train(DeviceOptions, Generic[GameT, ConfigT]):
                 raise ConfigError(
                     "--seeds trains in one process; leave out --seeds, or start one process without torchrun"
                 )
+            _check_watch(self.watch, world)
             check_log(self.run, self.seeds or 1)
             if self.out is not None:
                 check_output("out", self.out, folder=True)
@@ -151,9 +156,17 @@ class Train(DeviceOptions, Generic[GameT, ConfigT]):
             settings["opponents"] = self.opposition.settings()
             scripts = tuple(script.text for script in parsed_scripts(self.run.eval_scripts))
             settings["run"] = dataclasses.asdict(dataclasses.replace(self.run, eval_scripts=scripts))
-            if self.seeds is None:
-                return run(trainers[0], folder, self.run, settings=settings)
-            return run_seeds(trainers, folder, self.run, settings=settings)
+            first = folder if self.seeds is None else seed_folder(folder, seeds[0])
+            with _watched(self.watch, trainers[0], first) as server:
+                after_row = None if server is None else server.update
+                if self.seeds is None:
+                    code = run(trainers[0], folder, self.run, settings=settings, after_row=after_row)
+                else:
+                    code = run_seeds(trainers, folder, self.run, settings=settings, after_row=after_row)
+                if code == 0:
+                    _print_how_to_play(world, self.game_name, trainers[0], first)
+                    _serve_on(server)
+            return code
 
     def _env_maker(
         self, game: Env, specs: Mapping[str, PolicySpec], device_name: str | None, world: World, runs: int
@@ -284,6 +297,7 @@ class Resume(DeviceOptions):
     total_steps: int | None = param(None, low=1)  # a new end of the run; the schedules change from here on
     reward: str | None = None  # where its reward function is now; default: where it was
     schedules: str | None = None  # where its curriculum is now; default: where it was
+    watch: bool = False  # serve a page on this computer that plays the current policies and draws the curves
     device: str | None = None  # cpu, cuda or cuda:1; default: the run's
 
     def __post_init__(self) -> None:
@@ -297,6 +311,7 @@ class Resume(DeviceOptions):
         begun = [folder for folder in folders if CheckpointFolder(folder / CHECKPOINTS).begun()]
         settings, run_config = _read_settings((begun or folders)[0])
         with process_group(settings["device"] if self.device is None else self.device) as (world, device):
+            _check_watch(self.watch, world)
             if seeds is None or not begun:
                 manifests = [_newest_manifest(folders[0], world)]
             else:  # a seed that has no checkpoint begins anew, like those that have
@@ -304,9 +319,16 @@ class Resume(DeviceOptions):
                 pairs = zip(folders, seeds, strict=True)
                 manifests = [found.get(folder, {**found[begun[0]], "seed": seed}) for folder, seed in pairs]
             trainers = [self._trainer(manifest, given, settings, device) for manifest in manifests]
-            if seeds is None:
-                return run(trainers[0], self.resume, run_config, resume=True)
-            return run_seeds(trainers, self.resume, run_config, resume=True)
+            with _watched(self.watch, trainers[0], folders[0]) as server:
+                after_row = None if server is None else server.update
+                if seeds is None:
+                    code = run(trainers[0], self.resume, run_config, resume=True, after_row=after_row)
+                else:
+                    code = run_seeds(trainers, self.resume, run_config, resume=True, after_row=after_row)
+                if code == 0:
+                    _print_how_to_play(world, self.game_name or settings["game"], trainers[0], folders[0])
+                    _serve_on(server)
+            return code
 
     def _trainer(
         self, manifest: Mapping[str, Any], given: type[Env] | None, settings: Mapping[str, Any], device: str | None
@@ -341,6 +363,44 @@ class Resume(DeviceOptions):
         how["curriculum"] = curriculum_of(settings["curriculum"] if self.schedules is None else self.schedules)
         with errors_name_options():
             return Trainer(env, dataclasses.replace(own, **changes), policies=specs, **how)
+
+
+def _check_watch(watch: bool, world: World) -> None:
+    if watch and world.size > 1:
+        raise ConfigError(
+            "--watch shows a run of one process; leave out --watch, or start one process without torchrun"
+        )
+
+
+@contextlib.contextmanager
+def _watched(watch: bool, trainer: Trainer, folder: Path) -> Iterator[TrainingServer | None]:
+    """Serve the page of a run, if that is wanted."""
+    if not watch:
+        yield None
+        return
+    with TrainingServer(trainer, folder) as server:
+        print(f"watch it in a browser of this computer: {server.url}", flush=True)
+        yield server
+
+
+def _print_how_to_play(world: World, game: str, trainer: Trainer, folder: Path) -> None:
+    """The command that makes a page of the run, for games that have a picture and run in a browser."""
+    kind = type(trainer.env.game)
+    if world.rank == 0 and kind.draw is not Env.draw and kind.host:
+        source = f"{folder}{':0' if trainer.populations else ''}"
+        command = f"gpu-vecenv web {shlex.quote(game)} --run {shlex.quote(source)} --out page"
+        print(f"{'to play it':15} {printable(command)}", flush=True)
+
+
+def _serve_on(server: TrainingServer | None) -> None:
+    """After training, until Ctrl-C."""
+    if server is None:
+        return
+    with contextlib.suppress(KeyboardInterrupt):
+        server.finish()
+        print(f"the final policies play at {server.url}; Ctrl-C ends the server", flush=True)
+        while True:  # a signal that another thread receives does not end a longer wait
+            time.sleep(1)
 
 
 def _new_folder(name: str) -> Path:

@@ -51,6 +51,7 @@ def run(
     *,
     resume: bool = False,
     settings: Mapping[str, Any] | None = None,
+    after_row: Callable[[], None] | None = None,
 ) -> int:
     """Train to the end, evaluate, and write learning curve, metrics, checkpoints and evaluation to ``folder``.
 
@@ -63,6 +64,7 @@ def run(
         config: Output options.
         resume: Continue the run in ``folder``.
         settings: Written to ``settings.json`` at the start of a new run.
+        after_row: Called between iterations, after each row of metrics; it must not change the trainer.
 
     Returns:
         0, or 128 plus the number of the signal that stopped it.
@@ -81,7 +83,7 @@ def run(
         one.begin(resume=resume, settings=settings)
         _print_sizes(console, [one], folder)
         with ProgressDisplay("train", console) as on_progress, one.logging(on_progress):
-            stopped = _train([one], ParallelTrainers([trainer]))
+            stopped = _train([one], ParallelTrainers([trainer]), after_row=after_row)
         if one.error is not None:
             raise one.error
         if stopped:
@@ -98,6 +100,7 @@ def run_seeds(
     *,
     resume: bool = False,
     settings: Mapping[str, Any] | None = None,
+    after_row: Callable[[], None] | None = None,
 ) -> int:
     """Train several trainers that differ in the seed at the same time, each in a run folder of its own.
 
@@ -113,6 +116,7 @@ def run_seeds(
         config: Output options, of each run.
         resume: Continue the runs in ``folder``.
         settings: Written to ``settings.json`` in each folder at the start of a new run.
+        after_row: As for ``run``, after the rows of all seeds.
 
     Returns:
         0, or 128 plus the number of the signal that stopped it.
@@ -148,7 +152,7 @@ def run_seeds(
         with ProgressDisplay("train", console) as on_progress, contextlib.ExitStack() as logs:
             for one in runs:
                 logs.enter_context(one.logging(no_progress))
-            stopped = _train(runs, together, on_progress)
+            stopped = _train(runs, together, on_progress, after_row)
         complete = [one for one in runs if one.error is None]
         failed = [f"seed {one.trainer.seed}: {one.error}" for one in runs if one.error is not None]
         if stopped:
@@ -168,7 +172,12 @@ def check_log(config: RunConfig, runs: int) -> None:
         raise ConfigError(f"wandb is {config.wandb!r}, but it logs one run of a process, not {runs}; leave it out")
 
 
-def _train(runs: Sequence[Run], together: ParallelTrainers, on_progress: OnProgress | None = None) -> int:
+def _train(
+    runs: Sequence[Run],
+    together: ParallelTrainers,
+    on_progress: OnProgress | None = None,
+    after_row: Callable[[], None] | None = None,
+) -> int:
     """Train, log and save until all have ended or a signal stops them: the exit code then, else 0."""
     world, config = runs[0].trainer.world, runs[0].config
     before = [one.seconds for one in runs]
@@ -187,6 +196,8 @@ def _train(runs: Sequence[Run], together: ParallelTrainers, on_progress: OnProgr
                     one.record(result)
             if on_progress is not None:
                 on_progress(*_progress(active, results))
+            if after_row is not None:
+                after_row()
             since_save = time.perf_counter() - saved
             stopped, save_due = world.all_agree(stop_signal() != 0, since_save >= config.checkpoint_seconds)
             for one in active:

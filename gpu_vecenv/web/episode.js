@@ -48,7 +48,7 @@ class LiveEpisode {
 
   // Goes to a step, so that the pictures of those from `first` on are kept.
   prepare(first, step) {
-    for (let each = Math.max(first, 0); each <= step; each++) {
+    for (let each = Math.max(first, this.history.first); each <= step; each++) {
       if (this.pictures.has(each)) continue;
       this.history.seek(each);
       this.keep();

@@ -18,7 +18,7 @@ class History {
     const { simulation } = this;
     this.known = actions !== null;
     this.actions = actions ?? new simulation.env.actions.constructor(256 * this.row);
-    Object.assign(this, { length: 0, spacing: 1, snapshots: new Map(), edits: new Map() });
+    Object.assign(this, { first: simulation.steps, length: simulation.steps, spacing: 1, snapshots: new Map(), edits: new Map() });
     this.#keep();
   }
 
@@ -27,22 +27,22 @@ class History {
     const { simulation, row } = this;
     if (this.known) this.#write(this.length);
     else {
-      if (this.actions.length < (this.length + 1) * row) {
+      if (this.actions.length < (this.length - this.first + 1) * row) {
         const longer = new this.actions.constructor(2 * this.actions.length);
         longer.set(this.actions);
         this.actions = longer;
       }
-      this.actions.set(simulation.env.actions, this.length * row);
+      this.actions.set(simulation.env.actions, (this.length - this.first) * row);
     }
     simulation.advance();
     this.length += 1;
     this.#keep();
   }
 
-  // Goes to a step, 0 … length.
+  // Goes to a step, first … length.
   seek(step) {
     const { simulation } = this;
-    const nearest = step - (step % this.spacing);
+    const nearest = step - ((step - this.first) % this.spacing);
     if (step < simulation.steps || nearest > simulation.steps) this.#restore(nearest);
     while (simulation.steps < step) {
       this.#write(simulation.steps);
@@ -82,12 +82,12 @@ class History {
 
   #write(step) {
     const { row, simulation } = this;
-    simulation.env.actions.set(this.actions.subarray(step * row, (step + 1) * row));
+    simulation.env.actions.set(this.actions.subarray((step - this.first) * row, (step - this.first + 1) * row));
   }
 
   #keep() {
     const { simulation, snapshots } = this;
-    if (simulation.steps % this.spacing) return;
+    if ((simulation.steps - this.first) % this.spacing) return;
     const snapshot = new Uint8Array(this.size);
     let at = 0;
     for (const array of this.arrays) {
@@ -98,7 +98,7 @@ class History {
     while (snapshots.size * (this.size + OBJECT_BYTES) > this.limit && snapshots.size > 2) {
       this.spacing *= 2;
       for (const step of snapshots.keys()) {
-        if (step % this.spacing) snapshots.delete(step);
+        if ((step - this.first) % this.spacing) snapshots.delete(step);
       }
     }
   }

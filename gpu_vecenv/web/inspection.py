@@ -8,10 +8,10 @@ from typing import Any
 from torch import nn
 
 from gpu_vecenv.declare.env import Env
-from gpu_vecenv.train.encoders import EncodedActorCritic, ImageEncoder
+from gpu_vecenv.train.encoders import EncodedActorCritic, ImageEncoder, PartsEncoder
 from gpu_vecenv.train.networks import ActorCritic
 from gpu_vecenv.train.policy import Policy
-from gpu_vecenv.web.policies import Layer, _layers, _linear
+from gpu_vecenv.web.policies import Layer, _encoder, _layers, _linear
 
 
 def critics_json(policies: Iterable[Policy]) -> list[dict[str, Any] | None]:
@@ -36,10 +36,10 @@ def _critic(policy: Policy) -> dict[str, Any] | None:
 
 
 def _trunk(trunk: nn.Sequential, name: str) -> list[Layer]:
-    if isinstance(trunk[0], ImageEncoder):
-        assert isinstance(trunk[1], nn.Sequential)
-        return [*_layers(trunk[0].convolutions, name), *_layers(trunk[1], name)]
-    return _layers(trunk, name)
+    if not isinstance(trunk[0], ImageEncoder | PartsEncoder):
+        return _layers(trunk, name)
+    assert isinstance(trunk[1], nn.Sequential)
+    return [*_encoder(trunk[0], name), *_layers(trunk[1], name)]
 
 
 def obs_parts_json(game: Env) -> dict[str, list[tuple[str, list[int]]]]:

@@ -95,14 +95,10 @@ class Inspector {
   // What the policy gives, without an effect on its memory.
   #peek(policy, agent) {
     const { simulation } = this;
-    const memory = policy.states.get(agent)?.slice();
-    const restore = () => (memory ? policy.states.set(agent, memory.slice()) : policy.states.delete(agent));
-    const obs = simulation.observation(agent);
-    const parameters = policy.parameters(agent, obs);
-    restore();
-    const greedy = policy.act(agent, obs, simulation.mask(agent), () => 0.5, true);
-    restore();
-    return { parameters, greedy };
+    const memory = policy.states.get(agent);
+    const copy = new Map(memory && [[agent, { hidden: memory.hidden.slice(), cell: memory.cell.slice() }]]);
+    const parameters = policy.parameters(agent, simulation.observation(agent), 1, null, copy);
+    return { parameters, greedy: policy.draw(parameters, simulation.mask(agent), () => 0.5, true) };
   }
 
   // The value of a policy's critic at the present step, in units of returns; null for none.
@@ -116,7 +112,8 @@ class Inspector {
     const mask = this.simulation.mask(agent);
     let start = 0;
     return policy.head_sizes.flatMap((size, head) => {
-      const chances = softmax(parameters.subarray(start, start + size), mask?.subarray(start, start + size));
+      const [own, allowed] = [parameters.subarray(start, start + size), mask?.subarray(start, start + size)];
+      const chances = policy.epsilon === null ? softmax(own, allowed) : epsilonGreedy(own, allowed, policy.epsilon);
       start += size;
       const best = [...chances.keys()].sort((one, other) => chances[other] - chances[one]).slice(0, MAX_BARS);
       const name = policy.head_sizes.length > 1 ? `${head}: ` : "";
@@ -148,4 +145,11 @@ function softmax(logits, mask) {
   const parts = allowed.map((logit) => Math.exp(logit - most));
   const sum = parts.reduce((all, part) => all + part, 0);
   return parts.map((part) => part / sum);
+}
+
+// Probabilities of choices where the one of the greatest value is taken, but for a share epsilon, in which any is.
+function epsilonGreedy(values, mask, epsilon) {
+  const allowed = Array.from(values, (value, k) => (mask && !mask[k] ? -Infinity : value));
+  const [best, count] = [allowed.indexOf(Math.max(...allowed)), allowed.filter(Number.isFinite).length];
+  return allowed.map((value, k) => (value === -Infinity ? 0 : epsilon / count) + (k === best ? 1 - epsilon : 0));
 }

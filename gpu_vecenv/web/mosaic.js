@@ -1,59 +1,213 @@
-// Many environments at once with random actions, as tiles of one picture, and how many agent-steps a second they take.
+// Many environments at once as tiles of one picture, by the actors of their roles, and how many agent-steps a second
+// they take. One of them can be chosen, to be shown alone.
 
-const MOSAIC_ENVS = 1024;
+const MOSAIC_ENVS = [1024, 4096, 10000];
+const MOSAIC_BYTES = 2 ** 29; // of the memory of all environments
 const STEP_MS = 9; // of a frame of the screen, for steps of all environments
 const DRAW_MS = 5; // for tiles; those that are left follow in the next frames
+const FIRST_DRAW_MS = 150; // for the first picture
 const RATE_MS = 500; // over which the rate is measured
+const ACTING = { random: "random actions", still: "standing still", trained: "trained policies" };
+const ROWS = 512; // of observations that a policy gets at once
 
 class Mosaic {
-  constructor(simulation, canvas, seed) {
-    const { module, layout, content } = simulation;
-    this.env = new VecEnv(module, layout, content.shared, { numEnvs: MOSAIC_ENVS, autoresetMode: "same_step" });
+  // `stage`: the element of the page's picture, which the tiles cover; `line`: where the numbers stand;
+  // `show(index)`: shows an environment alone.
+  constructor(simulation, stage, line, show, count = MOSAIC_ENVS[0]) {
+    Object.assign(this, { simulation, stage, line, show, selected: 0 });
+    this.text = element("span");
+    const size = element("select", { ariaLabel: "number of environments" }, ...this.#sizes().map((each) => new Option(each.toLocaleString("en"), each)));
+    size.addEventListener("change", () => this.#make(Number(size.value)));
+    line.replaceChildren(this.text, size);
+    this.mark = element("div", { className: "mark", hidden: true });
+    stage.append(this.mark);
+    this.#canvas(true);
+    this.observer = new ResizeObserver(() => this.fit());
+    this.observer.observe(stage);
+    this.#make(count);
+  }
+
+  // The numbers of environments for which there is memory.
+  #sizes() {
+    const { fields, outputs } = this.simulation.layout;
+    const bytes = ({ dtype, shape }) => product(shape) * ARRAYS[dtype].BYTES_PER_ELEMENT;
+    const each = [...fields, ...outputs].reduce((sum, array) => sum + bytes(array), 0);
+    return MOSAIC_ENVS.filter((count, k) => k === 0 || count * each <= MOSAIC_BYTES);
+  }
+
+  #make(count) {
+    const { module, layout, content, seed } = this.simulation;
+    this.env = new VecEnv(module, layout, content.shared, { numEnvs: count, autoresetMode: "same_step" });
+    for (const { name, shared } of layout.fields) {
+      const key = name.replace(/^state_/, "");
+      if (shared) this.env.state[key].set(this.simulation.env.state[key]); // as chosen in the page
+    }
     this.env.reset({ seed });
-    Object.assign(this, { canvas, layout, tile: 0, steps: 0, rate: null, measured: null });
+    Object.assign(this, { count, steps: 0, rate: null, measured: null, actions: null });
+    this.states = new Map(); // of recurrent policies: policy and first row -> states of agents
+    this.random = randomNumbers(seed);
+    this.selected = 0;
+    this.mark.hidden = true;
+    this.canvas.ariaLabel = `${count.toLocaleString("en")} environments; arrow keys choose one, Enter shows it alone`;
+    this.#say();
     this.fit();
   }
 
-  // The grid of tiles: square drawings in as many columns as rows.
+  // A canvas over the picture: one has either a WebGL context or another.
+  #canvas(webgl) {
+    this.canvas?.remove();
+    this.canvas = element("canvas", { className: "tiles", tabIndex: 0, role: "application" });
+    this.stage.append(this.canvas, this.mark);
+    this.painter = (webgl && WebGLTiles.on(this.canvas)) || new CanvasTiles(this.canvas);
+    this.canvas.addEventListener("webglcontextlost", () => {
+      if (this.canvas.parentElement) this.#canvas(false);
+      this.fit();
+    });
+    this.canvas.addEventListener("click", ({ offsetX, offsetY }) => {
+      const index = this.grid.at(offsetX * devicePixelRatio, offsetY * devicePixelRatio);
+      if (index < this.count) this.show(index);
+    });
+    this.canvas.addEventListener("keydown", (event) => this.#key(event));
+  }
+
+  #key(event) {
+    const { columns } = this.grid;
+    const by = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -columns, ArrowDown: columns }[event.key];
+    if (event.key === "Enter") this.show(this.selected);
+    else if (by !== undefined) {
+      if (!this.mark.hidden) this.selected = Math.min(Math.max(this.selected + by, 0), this.count - 1);
+      this.#place();
+    } else return;
+    event.preventDefault();
+    event.stopPropagation();
+  }
+
+  // The mark around the selected tile.
+  #place() {
+    this.mark.hidden = false;
+    const [left, top, width, height] = this.grid.rectangle(this.selected).map((length) => `${length / devicePixelRatio}px`);
+    Object.assign(this.mark.style, { left, top, width, height });
+  }
+
+  // Shows or hides it; hidden, it keeps its environments.
+  visible(visible) {
+    this.canvas.hidden = !visible;
+    if (!visible) this.mark.hidden = true;
+    this.measured = null;
+  }
+
+  close() {
+    this.observer.disconnect();
+    this.canvas.remove();
+    this.mark.remove();
+  }
+
+  // The grid of tiles, and the picture anew.
   fit() {
-    const { width, height } = this.canvas;
+    const { canvas } = this;
+    const { width, height } = this.stage.getBoundingClientRect();
+    canvas.width = Math.max(1, Math.round(width * devicePixelRatio));
+    canvas.height = Math.max(1, Math.round(height * devicePixelRatio));
     const { bounds: [left, right, bottom, top] } = draw(drawnState(this.env));
-    const aspect = (right - left) / (top - bottom);
-    this.columns = Math.ceil(Math.sqrt((MOSAIC_ENVS * width) / (height * aspect)));
-    this.rows = Math.ceil(MOSAIC_ENVS / this.columns);
-    this.canvas.getContext("2d").clearRect(0, 0, width, height);
-    for (let k = 0; k < MOSAIC_ENVS; k++) this.paint(k);
+    this.grid = tileGrid(canvas, this.count, (right - left) / (top - bottom));
+    this.painter.begin(this.grid, this.count);
+    Object.assign(this, { tile: 0, unpainted: this.count });
+    this.#paint(FIRST_DRAW_MS);
+    if (!this.mark.hidden) this.#place();
   }
 
-  paint(index) {
-    const pixel = devicePixelRatio;
-    const across = (column) => Math.round((column * this.canvas.width) / this.columns);
-    const down = (row) => Math.round((row * this.canvas.height) / this.rows);
-    const [column, row] = [index % this.columns, Math.floor(index / this.columns)];
-    const [x, y] = [across(column), down(row)];
-    const gap = Math.ceil(pixel);
-    const tile = [x, y, across(column + 1) - x - gap, down(row + 1) - y - gap];
-    paint(this.canvas.getContext("2d"), draw(drawnState(this.env, index)), tile, 0.7 * pixel, 2.5 * pixel, 0.3 * pixel);
+  // Paints tiles for so many milliseconds, at most each once.
+  #paint(ms) {
+    const start = performance.now();
+    for (let k = 0; k < this.count && (k % 8 > 0 || performance.now() - start < ms); k++) {
+      this.painter.paint(this.tile, draw(drawnState(this.env, this.tile)));
+      this.tile = (this.tile + 1) % this.count;
+      this.unpainted -= 1;
+    }
+    this.painter.flush();
   }
 
-  // Steps for STEP_MS, then draws for DRAW_MS; whether the rate was measured anew.
-  frame(now) {
+  // Steps for STEP_MS, unless it is paused, then draws for DRAW_MS.
+  frame(now, playing) {
+    if (playing) this.#step();
+    if (playing || this.unpainted > 0) this.#paint(DRAW_MS);
+    if (!playing) this.measured = null;
+    else this.#measure(now);
+    if (playing) this.#say();
+  }
+
+  #step() {
     const start = performance.now();
     do {
-      this.env.sampleActions();
+      this.actions ??= this.#decide();
+      if (!this.actions.next().done) continue;
+      this.actions = null;
       this.env.step();
       this.steps += 1;
     } while (performance.now() - start < STEP_MS);
-    const stepped = performance.now();
-    do {
-      this.paint(this.tile);
-      this.tile = (this.tile + 1) % MOSAIC_ENVS;
-    } while (performance.now() - stepped < DRAW_MS);
+  }
+
+  #measure(now) {
     this.measured ??= { now, steps: this.steps };
     const elapsed = now - this.measured.now;
-    if (elapsed < RATE_MS) return false;
-    this.rate = ((this.steps - this.measured.steps) * MOSAIC_ENVS * this.layout.num_agents * 1000) / elapsed;
+    if (elapsed < RATE_MS) return;
+    this.rate = ((this.steps - this.measured.steps) * this.count * this.simulation.layout.num_agents * 1000) / elapsed;
     this.measured = { now, steps: this.steps };
-    return true;
+  }
+
+  #say() {
+    const { roles, actors, layout } = this.simulation;
+    const kinds = [...new Set(roles.map(({ name }) => actors[name]))];
+    const acting = kinds.length === 1 ? ACTING[kinds[0]] : roles.map(({ name }) => `${name} ${actors[name]}`).join(", ");
+    const rate = this.rate === null ? "…" : `${formatted(this.rate / 1e6)} million agent-steps/s in this browser, on one thread`;
+    const total = (this.steps * this.count * layout.num_agents).toLocaleString("en");
+    this.text.textContent = `${this.count.toLocaleString("en")} environments, ${acting}: ${rate}; ${total} agent-steps`;
+  }
+
+  // Writes the actions of the coming step, in parts: random ones, and over them those of roles with other actors.
+  *#decide() {
+    const { env, simulation } = this;
+    const { content, layout } = simulation;
+    const { heads } = layout.action;
+    env.sampleActions();
+    for (const { name, agents } of simulation.roles) {
+      const actor = simulation.actors[name];
+      if (actor === "random") continue;
+      for (const agent of agents) {
+        if (actor === "still") {
+          for (let k = 0; k < this.count; k++) env.actions.set(content.noop[name], (k * layout.num_agents + agent) * heads);
+          continue;
+        }
+        const policy = simulation.policies.find((one) => one.agents.includes(agent));
+        for (let first = 0; first < this.count; first += ROWS) {
+          this.#act(policy, agent, first, Math.min(ROWS, this.count - first));
+          yield;
+        }
+      }
+    }
+  }
+
+  // One agent's actions in `count` environments from `first` on.
+  #act(policy, agent, first, count) {
+    const { env, simulation } = this;
+    const { num_agents, action } = simulation.layout;
+    const places = simulation.places(agent);
+    const size = env.outputs.obs.length / (this.count * num_agents);
+    const obs = new env.outputs.obs.constructor(count * places.length);
+    const begins = new Uint8Array(count);
+    for (let k = 0; k < count; k++) {
+      const start = ((first + k) * num_agents + agent) * size;
+      for (let j = 0; j < places.length; j++) obs[k * places.length + j] = env.outputs.obs[start + places[j]];
+      begins[k] = Number(env.state.engine_elapsed_steps[first + k] === 0);
+    }
+    const key = `${simulation.policies.indexOf(policy)} ${first}`;
+    if (!this.states.has(key)) this.states.set(key, new Map());
+    const rows = policy.parameters(agent, obs, count, begins, this.states.get(key));
+    const { action_mask: masks } = env.outputs;
+    for (let k = 0, each = rows.length / count; k < count; k++) {
+      const row = (first + k) * num_agents + agent;
+      const mask = masks ? masks.subarray(row * action.num_logits, (row + 1) * action.num_logits) : null;
+      env.actions.set(policy.draw(rows.subarray(k * each, (k + 1) * each), mask, this.random, simulation.greedy), row * action.heads);
+    }
   }
 }

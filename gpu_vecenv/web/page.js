@@ -11,9 +11,9 @@ class Page extends Player {
   constructor(simulation, content) {
     super(content.title, content.fps);
     this.history = new History(simulation);
-    Object.assign(this, { simulation, content, replay: null, mosaic: null, checking: null, endedAt: null, chosen: {} });
+    Object.assign(this, { simulation, content, replay: null, mosaic: null, left: null, checking: null, endedAt: null, chosen: {} });
     this.episode = new LiveEpisode(this.history);
-    this.stage = new Stage(this.episode, this.viewState, (name) => this.follow(name));
+    this.stage = new Stage(this.episode, this.viewState, (name) => (this.left ? this.tiles(true) : this.follow(name)));
     this.stages = [this.stage];
     this.canvas = this.stage.canvas;
     Object.assign(this.canvas, { id: "picture", tabIndex: 0 });
@@ -84,6 +84,10 @@ class Page extends Player {
     this.linkAddress();
   }
 
+  get firstStep() {
+    return this.history.first;
+  }
+
   move(step) {
     if (this.checking) return;
     this.episode.prepare(this.viewState.trails ? step - TRAIL : step, step);
@@ -100,7 +104,7 @@ class Page extends Player {
   branch() {
     const { simulation, history, episode } = this;
     if (simulation.steps === history.length) return;
-    simulation.remember((step) => history.seek(step));
+    simulation.remember(history.first, (step) => history.seek(step));
     history.cut();
     episode.cut(simulation.steps);
     this.cutEvents(simulation.steps);
@@ -149,7 +153,7 @@ class Page extends Player {
     this.episode.begin();
     this.cutEvents(-1);
     this.endedAt = null;
-    this.viewState.step = 0;
+    this.viewState.step = this.simulation.steps;
     this.viewState.share = 1;
     this.show();
     this.linkAddress();
@@ -157,6 +161,7 @@ class Page extends Player {
 
   address() {
     const { step } = this.viewState;
+    if (this.left) return "#";
     return this.replay ? `#t=${step}` : `#seed=${this.simulation.seed}&t=${step}`;
   }
 
@@ -245,33 +250,62 @@ class Page extends Player {
     this.episode.begin();
   }
 
-  // Shows many environments at once, or one again.
+  // Shows many environments at once, those that a zoom left or new ones, or one again.
   tiles(many) {
     this.steer(null);
-    if (many) this.before = this.playing;
+    if (many) this.mosaic = this.left ?? new Mosaic(this.simulation, this.stage.box, $("rate"), (index) => this.alone(index));
+    else {
+      this.mosaic.close();
+      this.mosaic = null;
+    }
+    this.mosaic?.visible(true);
+    this.canvas.classList.remove("alone");
+    if (many && !this.left) this.before = this.playing;
+    this.#many(many, many ? !this.left || this.playing : this.before);
+    this.left = null;
+  }
+
+  // Shows one of many environments alone, from where it is; the others wait.
+  alone(index) {
+    const { playing } = this;
+    this.left = this.mosaic;
+    this.left.visible(false);
+    this.mosaic = null;
+    this.#badge(null);
+    this.#leave();
+    this.simulation.take(this.left.env, index);
+    this.history.begin();
+    this.#first();
+    this.#many(false, playing);
+    this.canvas.focus({ preventScroll: true });
+    this.canvas.classList.add("alone");
+  }
+
+  #many(many, playing) {
     this.pause();
-    this.mosaic = many ? new Mosaic(this.simulation, this.canvas, BigInt(this.simulation.seed)) : null;
-    this.stage.instead = this.mosaic;
-    this.canvas.classList.toggle("tiles", many);
     $("tiles").setAttribute("aria-pressed", String(many));
     $("rate").hidden = !many;
-    for (const id of ["side", "view", "scrubber"]) $(id).inert = many;
+    for (const card of $("side").children) card.inert = many && !card.contains($("actors")) && card.id !== "training";
+    for (const id of ["view", "scrubber"]) $(id).inert = many;
     for (const id of ["restart", "forward", "back", "seed", "speed", "save", "loop", "wide"]) $(id).disabled = many;
     $("clock").style.visibility = many ? "hidden" : ""; // it keeps its place
     this.ending.hidden ||= many;
-    this.#rate();
-    if (many || this.before) this.play();
+    if (many) this.#frames(this.mosaic);
+    if (playing) this.play();
     this.show();
   }
 
   frame(now, seconds) {
     if (!this.mosaic) super.frame(now, seconds);
-    else if (this.mosaic.frame(now)) this.#rate();
   }
 
-  #rate() {
-    const rate = this.mosaic?.rate ? `${formatted(this.mosaic.rate / 1e6)} million agent-steps/s in this browser, on one thread` : "…";
-    $("rate").textContent = `${MOSAIC_ENVS.toLocaleString("en")} environments, random actions: ${rate}`;
+  // Many environments have frames while they wait too, for tiles that are not drawn yet.
+  #frames(mosaic) {
+    requestAnimationFrame((now) => {
+      if (this.mosaic !== mosaic) return;
+      mosaic.frame(now, this.playing);
+      this.#frames(mosaic);
+    });
   }
 
   // ------------------------------------------------------------------ the page
@@ -426,7 +460,8 @@ class Page extends Player {
   }
 
   escape() {
-    if (this.simulation.steered !== null) this.steer(null);
+    if (this.left) this.tiles(true);
+    else if (this.simulation.steered !== null) this.steer(null);
     else super.escape();
   }
 
@@ -451,13 +486,19 @@ async function start() {
   const page = new Page(simulation, content);
   window.page = page;
   page.show();
-  // In a frame of another page: the many environments alone.
+  // In a frame of another page: the many environments alone, as fast as they can, with random actions.
   const embedded = location.hash === "#1024";
   document.body.classList.toggle("embedded", embedded);
-  if (embedded) page.tiles(true);
+  const framed = location.hash === "#play";
+  document.body.classList.toggle("framed", framed);
+  if (embedded) {
+    for (const role of Object.keys(simulation.actors)) simulation.actors[role] = "random";
+    page.tiles(true);
+  }
   if (embedded && isStill.matches) page.pause();
   if (embedded) return;
-  page.linked = true; // from now on the address is written
+  if (content.training) watchTraining(page);
+  page.linked = !framed; // from now on the address is written
   if (content.replay) await page.load(bytesOfBase64(content.replay.content), content.replay.name);
   if (!page.open() && !isStill.matches) page.play();
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from gpu_vecenv.declare.env import Env
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.game_policy import GamePolicy
 from gpu_vecenv.train.opponent_ranges import noop_of
+from gpu_vecenv.train.policy import Policy
 from gpu_vecenv.views.agents import versioned_name
 from gpu_vecenv.watch.inline_page import POLICY, inline_page, read
 from gpu_vecenv.watch.player import player_script
@@ -30,7 +31,7 @@ BEFORE_DRAW, AFTER_DRAW = (
     (
         *("policy.js", "picture.js", "simulation.js", "history.js", "episode.js", "steering.js"),
         *("replay.js", "inspector.js"),
-        *("mosaic.js", "page.js"),
+        *("tiles.js", "mosaic.js", "page.js"),
     ),
 )
 FOLDER = Path(__file__).parent
@@ -70,12 +71,10 @@ def game_page(
         raise ConfigError(
             f"the policies are of {policy.game!r:.300}; expected policies of {game!r:.300}, whose page this is"
         )
-    module = web_module(game)
-    content = _content(game, module, policy, title, replay)
-    content["critics"] = [] if policy is None else critics_json(policy.policies.values())
-    draw = draw_source(game)
-    script = _scripts(BEFORE_DRAW) + draw + player_script() + _scripts(AFTER_DRAW)
-    page = inline_page(FOLDER, script, content, policy=WITH_WEBASSEMBLY)
+    module, draw = web_module(game), draw_source(game)
+    policies = () if policy is None else policy.policies.values()
+    content = {**_content(game, module, policies, title, replay), "critics": critics_json(policies)}
+    page = inline_page(FOLDER, _script(draw), content, policy=WITH_WEBASSEMBLY)
     described = {key: content[key] for key in ("game", "version", "config", "layout", "shared")}
     return {
         "index.html": page.encode(),
@@ -85,13 +84,30 @@ def game_page(
     }
 
 
+def training_page(game: Env, policies: Iterable[Policy]) -> bytes:
+    """The page of a training run, which asks the server that it comes from for newer policies and for metrics.
+
+    Args:
+        game: The configured game.
+        policies: Those that play at first.
+
+    Raises:
+        ConfigError, EnvDefinitionError, DeviceUnavailableError, CompilerError, SourceRuleError, KernelCompileError: As
+            ``game_page``.
+    """
+    module, draw = web_module(game), draw_source(game)
+    content = {**_content(game, module, policies, None, None), "training": True}
+    rules = f"{WITH_WEBASSEMBLY}; connect-src 'self'"
+    return inline_page(FOLDER, _script(draw, "training.js"), content, policy=rules).encode()
+
+
 def _plays(trained: Env, game: Env) -> bool:
     """Whether policies of one configured game can play another: equal but for what is randomised."""
     return dataclasses.replace(trained, randomize=()) == dataclasses.replace(game, randomize=())
 
 
 def _content(
-    game: Env, module: WebModule, policy: GamePolicy | None, title: str | None, replay: Replay | None
+    game: Env, module: WebModule, policies: Iterable[Policy], title: str | None, replay: Replay | None
 ) -> dict[str, Any]:
     """What the page's scripts read, in JSON types."""
     name, layout = versioned_name(registered_name(type(game)), game), game.layout
@@ -126,7 +142,7 @@ def _content(
             for field in layout.fields
             if field.shared and field.shape == ()
         ],
-        "policies": [] if policy is None else policies_json(policy),
+        "policies": policies_json(policies),
         "replay": None if replay is None else _replay(game, config, replay),
         "obs_parts": obs_parts_json(game),
         "layout": module.layout,
@@ -148,6 +164,10 @@ def _replay(game: Env, config: Mapping[str, Any], replay: Replay) -> dict[str, s
         )
     name = f"{replay.game}, seed {replay.seed}, environment {replay.env_index}"
     return {"name": name, "content": base64.b64encode(replay.to_bytes()).decode()}
+
+
+def _script(draw: str, *others: str) -> str:
+    return _scripts(BEFORE_DRAW) + draw + player_script() + _scripts((*others, *AFTER_DRAW))
 
 
 def _scripts(names: tuple[str, ...]) -> str:

@@ -3,32 +3,33 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from gpu_vecenv.declare.obs_parts import EntityList
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.central_critic import Tower
-from gpu_vecenv.train.encoders import EncodedActorCritic, ImageEncoder
-from gpu_vecenv.train.game_policy import GamePolicy
+from gpu_vecenv.train.encoders import EncodedActorCritic, EntityEncoder, ImageEncoder, PartsEncoder
 from gpu_vecenv.train.networks import ActorCritic
 from gpu_vecenv.train.policy import Policy
+from gpu_vecenv.train.q_networks import QNetwork, RecurrentQNetwork
+from gpu_vecenv.train.q_policy import QPolicy
 from gpu_vecenv.train.recurrent import RecurrentActorCritic, RecurrentCells, RecurrentTower
 
 Layer = dict[str, Any]
 
 
-def policies_json(policy: GamePolicy) -> list[dict[str, Any]]:
-    """One object for each policy of a run: the numbers of its agents, its layers, its distribution.
+def policies_json(policies: Iterable[Policy]) -> list[dict[str, Any]]:
+    """One object for each policy, once: the numbers of its agents, its layers, its distribution.
 
     Raises:
         ConfigError: A network is none of the default ones that policy.js computes.
     """
-    own = {id(one): one for one in policy.policies.values()}
-    return [policy_json(one) for one in own.values()]
+    return [policy_json(one) for one in dict.fromkeys(policies)]
 
 
 def policy_json(policy: Policy) -> dict[str, Any]:
@@ -44,16 +45,20 @@ def policy_json(policy: Policy) -> dict[str, Any]:
     elif isinstance(network, RecurrentTower):
         layers = [*_layers(network.trunk, name), _cell(network.cells), *_layers(network.post, name)]
         head = network.head
-    elif isinstance(network, EncodedActorCritic) and isinstance(network.trunk[0], ImageEncoder):
-        assert isinstance(network.trunk[1], nn.Sequential)
-        layers = [*_layers(network.trunk[0].convolutions, name), *_layers(network.trunk[1], name)]
-        head = network.actor
+    elif isinstance(network, RecurrentQNetwork):
+        layers, head = [*_layers(network.trunk, name), _cell(network.cells)], network.head
+    elif isinstance(network, QNetwork):
+        layers, head = [*_encoder(network.encoder, name), *_layers(network.trunk, name)], network.head
+    elif isinstance(network, EncodedActorCritic):
+        encoder, trunk = network.trunk
+        assert isinstance(trunk, nn.Sequential)
+        layers, head = [*_encoder(encoder, name), *_layers(trunk, name)], network.actor
     else:
         raise ConfigError(
             f"the network of {name} is a {type(network).__name__}, which the page does not compute; expected a "
-            'default network of the kinds "mlp", "gru", "lstm" or "cnn"; leave --run out to play without it'
+            "default network; leave --run or --watch out to do without it"
         )
-    log_std = network.log_std
+    log_std = getattr(network, "log_std", None)  # networks of Q values have none
     normalizer = policy.obs_normalizer
     mean, std = (None, None) if normalizer is None else normalizer.statistics()
     return {
@@ -68,6 +73,7 @@ def policy_json(policy: Policy) -> dict[str, Any]:
         "head_sizes": list(policy.view.head_sizes),
         "bounds": np.asarray(policy.view.bounds).tolist(),
         "squash": policy.squash,
+        "epsilon": policy.epsilon.item() if isinstance(policy, QPolicy) else None,
     }
 
 
@@ -75,11 +81,41 @@ def _layers(modules: nn.Sequential, name: str) -> list[Layer]:
     return [_layer(module, name) for module in modules]
 
 
+def _encoder(encoder: nn.Module | None, name: str) -> list[Layer]:
+    if encoder is None:
+        return []
+    if isinstance(encoder, ImageEncoder):
+        return _layers(encoder.convolutions, name)
+    assert isinstance(encoder, PartsEncoder)
+    own = encoder.own_columns.tolist()
+    lists = [_entities(one, entities) for one, entities in zip(encoder.lists, encoder.parts.entities, strict=True)]
+    return [{"kind": "entities", "own": own, "lists": lists, "size": encoder.size}]
+
+
+def _entities(encoder: nn.Module, entities: EntityList) -> Layer:
+    assert isinstance(encoder, EntityEncoder)
+    return {
+        "columns": [list(columns) for columns in entities.columns],
+        "presence": entities.presence,
+        "first": _linear(encoder.of_entity),
+        "of_own": None if encoder.of_own is None else _numbers(encoder.of_own.weight),
+        "second": _linear(encoder.layers[0]),
+        "activation": type(encoder.activation).__name__.lower(),
+    }
+
+
 def _layer(module: nn.Module, name: str) -> Layer:
     if isinstance(module, nn.Linear):
         return _linear(module)
     if isinstance(module, nn.Tanh | nn.ReLU):
         return {"kind": type(module).__name__.lower()}
+    if isinstance(module, nn.LayerNorm):
+        return {
+            "kind": "layer_norm",
+            "weight": _numbers(module.weight),
+            "bias": _numbers(module.bias),
+            "eps": module.eps,
+        }
     if isinstance(module, nn.Conv2d) and module.bias is not None:
         filters, channels, height, width = module.weight.shape
         shape = {"filters": filters, "channels": channels, "kernel": [height, width]}

@@ -23,82 +23,181 @@ function float32OfBase64(text) {
 
 const sigmoid = (x) => 1 / (1 + Math.exp(-x));
 
-function product_of(weight, inputs, bias, count) {
-  const outputs = new Float32Array(count);
-  for (let k = 0; k < count; k++) {
-    let sum = bias[k];
-    for (let j = 0, at = k * inputs.length; j < inputs.length; j++) sum += weight[at + j] * inputs[j];
-    outputs[k] = sum;
+// Rows of inputs times a weight (outputs, inputs), plus a bias: rows of outputs. Four sums at a time take half as long.
+function affine(weight, input, bias, outputs, count) {
+  const inputs = weight.length / outputs;
+  const result = new Float32Array(count * outputs);
+  for (let row = 0; row < count; row++) {
+    const [from, to] = [row * inputs, row * outputs];
+    let k = 0;
+    for (; k + 4 <= outputs; k += 4) {
+      const start = k * inputs;
+      let [a, b, c, d] = [0, 0, 0, 0];
+      for (let j = 0; j < inputs; j++) {
+        const x = input[from + j];
+        a += weight[start + j] * x;
+        b += weight[start + inputs + j] * x;
+        c += weight[start + 2 * inputs + j] * x;
+        d += weight[start + 3 * inputs + j] * x;
+      }
+      result[to + k] = a;
+      result[to + k + 1] = b;
+      result[to + k + 2] = c;
+      result[to + k + 3] = d;
+    }
+    for (; k < outputs; k++) {
+      let sum = 0;
+      for (let j = 0; j < inputs; j++) sum += weight[k * inputs + j] * input[from + j];
+      result[to + k] = sum;
+    }
+    if (bias !== null) for (k = 0; k < outputs; k++) result[to + k] += bias[k];
   }
-  return outputs;
+  return result;
 }
 
-// Layer kind -> (layer, input, state) => output; an image is an array with its shape (channels, height, width).
+function inPlace(input, f) {
+  for (let k = 0; k < input.length; k++) input[k] = f(input[k]);
+  return input;
+}
+
+const ACTIVATIONS = { tanh: Math.tanh, relu: (x) => (x > 0 ? x : 0) };
+
+// Layer kind -> (layer, input, count, states) => output; rows lie one after the other, an image as (channels, height,
+// width). A recurrent layer reads and writes its rows of states.
 const LAYERS = {
-  linear: (layer, input) => product_of(layer.weight, input, layer.bias, layer.outputs),
-  tanh: (layer, input) => sameShape(input, input.map(Math.tanh)),
-  relu: (layer, input) => sameShape(input, input.map((x) => Math.max(x, 0))),
-  conv(layer, input) {
-    const [, height, width] = input.image;
-    const { filters, channels, kernel, stride, padding, weight, bias } = layer;
-    const [rows, columns] = [height, width].map((length, k) => Math.floor((length + 2 * padding[k] - kernel[k]) / stride[k]) + 1);
-    const output = new Float32Array(filters * rows * columns);
-    for (let f = 0, at = 0; f < filters; f++) {
-      for (let row = 0; row < rows; row++) {
-        for (let column = 0; column < columns; column++, at++) {
-          let sum = bias[f];
-          for (let c = 0; c < channels; c++) {
-            for (let i = 0; i < kernel[0]; i++) {
-              const y = row * stride[0] - padding[0] + i;
-              if (y < 0 || y >= height) continue;
-              for (let j = 0; j < kernel[1]; j++) {
-                const x = column * stride[1] - padding[1] + j;
-                if (x < 0 || x >= width) continue;
-                sum += weight[((f * channels + c) * kernel[0] + i) * kernel[1] + j] * input[(c * height + y) * width + x];
+  linear: (layer, input, count) => affine(layer.weight, input, layer.bias, layer.outputs, count),
+  tanh: (layer, input) => inPlace(input, ACTIVATIONS.tanh),
+  relu: (layer, input) => inPlace(input, ACTIVATIONS.relu),
+  layer_norm({ weight, bias, eps }, input, count) {
+    const size = weight.length;
+    for (let row = 0; row < count; row++) {
+      const own = input.subarray(row * size, (row + 1) * size);
+      const mean = own.reduce((sum, x) => sum + x, 0) / size;
+      const variance = own.reduce((sum, x) => sum + (x - mean) ** 2, 0) / size;
+      const scale = 1 / Math.sqrt(variance + eps);
+      for (let k = 0; k < size; k++) own[k] = (own[k] - mean) * scale * weight[k] + bias[k];
+    }
+    return input;
+  },
+  conv({ filters, channels, kernel, stride, padding, weight, bias, image: [height, width], map: [rows, columns] }, input, count) {
+    const output = new Float32Array(count * filters * rows * columns);
+    for (let row = 0, at = 0; row < count; row++) {
+      const own = input.subarray(row * channels * height * width, (row + 1) * channels * height * width);
+      for (let f = 0; f < filters; f++) {
+        for (let top = -padding[0], i = 0; i < rows; i++, top += stride[0]) {
+          for (let left = -padding[1], j = 0; j < columns; j++, left += stride[1], at++) {
+            let sum = bias[f];
+            for (let c = 0; c < channels; c++) {
+              for (let y = Math.max(0, -top); y < kernel[0] && top + y < height; y++) {
+                const from = ((f * channels + c) * kernel[0] + y) * kernel[1];
+                const line = (c * height + top + y) * width + left;
+                for (let x = Math.max(0, -left); x < kernel[1] && left + x < width; x++) sum += weight[from + x] * own[line + x];
               }
             }
+            output[at] = sum;
           }
-          output[at] = sum;
         }
       }
     }
-    return Object.assign(output, { image: [filters, rows, columns] });
+    return output;
   },
-  gru(layer, input, state) {
-    const { units } = layer;
-    const gates = product_of(layer.weight_ih, input, layer.bias_ih, 3 * units);
-    const hidden = product_of(layer.weight_hh, state[0], layer.bias_hh, 3 * units);
-    state[0] = state[0].map((before, k) => {
-      const reset = sigmoid(gates[k] + hidden[k]);
-      const update = sigmoid(gates[units + k] + hidden[units + k]);
-      const fresh = Math.tanh(gates[2 * units + k] + reset * hidden[2 * units + k]);
-      return fresh + update * (before - fresh);
-    });
-    return state[0];
+  // The agent's own part, then mean and maximum of each list's entities, each after two layers.
+  entities({ own, lists, size }, input, count) {
+    const inputs = input.length / count;
+    const output = new Float32Array(count * size);
+    for (let row = 0; row < count; row++) {
+      const obs = input.subarray(row * inputs, (row + 1) * inputs);
+      const ownPart = Float32Array.from(own, (column) => obs[column]);
+      let at = row * size;
+      output.set(ownPart, at);
+      at += own.length;
+      for (const list of lists) {
+        output.set(encodedEntities(list, obs, ownPart), at);
+        at += 2 * list.second.outputs;
+      }
+    }
+    return output;
   },
-  lstm(layer, input, state) {
-    const { units } = layer;
-    const gates = product_of(layer.weight_ih, input, layer.bias_ih, 4 * units);
-    const hidden = product_of(layer.weight_hh, state[0], layer.bias_hh, 4 * units);
-    const gate = (part, k) => gates[part * units + k] + hidden[part * units + k];
-    state[1] = state[1].map((before, k) => sigmoid(gate(1, k)) * before + sigmoid(gate(0, k)) * Math.tanh(gate(2, k)));
-    state[0] = state[1].map((cell, k) => sigmoid(gate(3, k)) * Math.tanh(cell));
-    return state[0];
+  gru({ units, weight_ih, weight_hh, bias_ih, bias_hh }, input, count, { hidden }) {
+    const gates = affine(weight_ih, input, bias_ih, 3 * units, count);
+    const before = affine(weight_hh, hidden, bias_hh, 3 * units, count);
+    for (let row = 0; row < count; row++) {
+      for (let k = 0, at = 3 * row * units; k < units; k++, at++) {
+        const reset = sigmoid(gates[at] + before[at]);
+        const update = sigmoid(gates[at + units] + before[at + units]);
+        const fresh = Math.tanh(gates[at + 2 * units] + reset * before[at + 2 * units]);
+        hidden[row * units + k] = fresh + update * (hidden[row * units + k] - fresh);
+      }
+    }
+    return hidden.slice();
+  },
+  lstm({ units, weight_ih, weight_hh, bias_ih, bias_hh }, input, count, { hidden, cell }) {
+    const gates = affine(weight_ih, input, bias_ih, 4 * units, count);
+    const before = affine(weight_hh, hidden, bias_hh, 4 * units, count);
+    for (let row = 0; row < count; row++) {
+      for (let k = 0; k < units; k++) {
+        const gate = (part) => gates[(4 * row + part) * units + k] + before[(4 * row + part) * units + k];
+        const at = row * units + k;
+        cell[at] = sigmoid(gate(1)) * cell[at] + sigmoid(gate(0)) * Math.tanh(gate(2));
+        hidden[at] = sigmoid(gate(3)) * Math.tanh(cell[at]);
+      }
+    }
+    return hidden.slice();
   },
 };
 
-const sameShape = (input, output) => Object.assign(output, input.image && { image: input.image });
+// Mean and maximum over the entities of a list that are there.
+function encodedEntities({ columns, presence, first, of_own, second, activation }, obs, own) {
+  const there = presence === null ? columns : columns.filter((places) => obs[places[presence]] !== 0);
+  const units = second.outputs;
+  const found = new Float32Array(2 * units);
+  if (there.length === 0) return found;
+  const rows = affine(first.weight, Float32Array.from(there.flat(), (column) => obs[column]), first.bias, units, there.length);
+  if (of_own) {
+    const shift = affine(of_own, own, null, units, 1);
+    for (let k = 0; k < rows.length; k++) rows[k] += shift[k % units];
+  }
+  const features = inPlace(affine(second.weight, inPlace(rows, ACTIVATIONS[activation]), second.bias, units, there.length), ACTIVATIONS[activation]);
+  for (let k = 0; k < units; k++) {
+    let [sum, most] = [0, -Infinity];
+    for (let at = k; at < features.length; at += units) {
+      sum += features[at];
+      most = Math.max(most, features[at]);
+    }
+    found[k] = sum / there.length;
+    found[units + k] = most;
+  }
+  return found;
+}
+
+// A layer with its numbers as arrays, whatever it contains.
+function decoded(content) {
+  if (Array.isArray(content)) return content.map(decoded);
+  if (content === null || typeof content !== "object") return content;
+  const value = (name, own) => (/^(weight|bias|of_own)/.test(name) && own !== null ? float32OfBase64(own) : decoded(own));
+  return Object.fromEntries(Object.entries(content).map(([name, own]) => [name, value(name, own)]));
+}
 
 // One policy of a run: acts for its agents, each with a state of its own where it is recurrent.
 class TrainedPolicy {
   constructor(content) {
+    this.states = new Map();
+    this.load(content);
+  }
+
+  // Takes newer weights of the same policy; states stay.
+  load(content) {
     Object.assign(this, content);
-    const arrays = (object) =>
-      Object.fromEntries(Object.entries(object).map(([name, value]) => [name, /weight|bias/.test(name) ? float32OfBase64(value) : value]));
-    this.layers = content.layers.map(arrays);
+    this.layers = content.layers.map(decoded);
     for (const name of ["mean", "std", "log_std"]) this[name] = content[name] && float32OfBase64(content[name]);
     this.cell = this.layers.find(({ kind }) => kind === "gru" || kind === "lstm");
-    this.states = new Map();
+    this.size = product(this.obs_shape);
+    let [height, width] = this.obs_shape;
+    for (const layer of this.layers.filter(({ kind }) => kind === "conv")) {
+      layer.image = [height, width];
+      [height, width] = layer.image.map((length, k) => Math.floor((length + 2 * layer.padding[k] - layer.kernel[k]) / layer.stride[k]) + 1);
+      layer.map = [height, width];
+    }
   }
 
   // Before the first observation of an episode.
@@ -106,31 +205,67 @@ class TrainedPolicy {
     this.states.clear();
   }
 
-  // Parameters of the distribution, for the row of an agent's observation without padding.
-  parameters(agent, obs) {
-    let row = obs instanceof Uint8Array ? Float32Array.from(obs, (value) => (this.mean ? value : value / 255)) : Float32Array.from(obs);
-    if (this.mean) row = row.map((value, k) => Math.min(Math.max((value - this.mean[k]) / this.std[k], -10), 10));
-    if (this.agent_ids) {
-      const own = this.agents.map((other) => Number(other === agent));
-      row = Float32Array.from([...row, ...own]);
+  // Parameters of the distribution of one agent in `count` environments, row after row. `obs`: rows of its observations
+  // without padding; `begins`: whether a row is the first of an episode, or null for none; `kept`: agent -> states.
+  parameters(agent, obs, count = 1, begins = null, kept = this.states) {
+    let rows = this.#inputs(agent, obs, count);
+    const states = this.cell && this.#states(agent, count, begins, kept);
+    for (const layer of this.layers) rows = LAYERS[layer.kind](layer, rows, count, states);
+    if (!this.log_std) return rows;
+    const { length } = this.log_std;
+    const both = new Float32Array(2 * count * length);
+    for (let row = 0; row < count; row++) {
+      both.set(rows.subarray(row * length, (row + 1) * length), 2 * row * length);
+      both.set(this.log_std, (2 * row + 1) * length);
     }
-    if (this.layers[0].kind === "conv") row = channelsFirst(row, this.obs_shape);
-    if (this.cell && !this.states.has(agent)) this.states.set(agent, [new Float32Array(this.cell.units), new Float32Array(this.cell.units)]);
-    for (const layer of this.layers) row = LAYERS[layer.kind](layer, row, this.states.get(agent));
-    return this.log_std ? Float32Array.from([...row, ...this.log_std]) : row;
+    return both;
+  }
+
+  #inputs(agent, obs, count) {
+    const { size, mean, std } = this;
+    const width = size + (this.agent_ids ? this.agents.length : 0);
+    const rows = new Float32Array(count * width);
+    const unit = obs instanceof Uint8Array && !mean ? 1 / 255 : 1;
+    const image = this.layers[0].kind === "conv";
+    const [channels, pixels] = [this.obs_shape[2], this.obs_shape[0] * this.obs_shape[1]];
+    for (let row = 0; row < count; row++) {
+      for (let k = 0; k < size; k++) {
+        let value = obs[row * size + k] * unit;
+        if (mean) value = Math.min(Math.max((value - mean[k]) / std[k], -10), 10);
+        rows[row * width + (image ? (k % channels) * pixels + Math.floor(k / channels) : k)] = value;
+      }
+      if (this.agent_ids) rows[row * width + size + this.agents.indexOf(agent)] = 1;
+    }
+    return rows;
+  }
+
+  #states(agent, count, begins, kept) {
+    const { units } = this.cell;
+    if (!kept.has(agent)) kept.set(agent, { hidden: new Float32Array(count * units), cell: new Float32Array(count * units) });
+    const states = kept.get(agent);
+    begins?.forEach((begin, row) => {
+      if (begin) for (const own of [states.hidden, states.cell]) own.fill(0, row * units, (row + 1) * units);
+    });
+    return states;
   }
 
   // An action: a choice of each head, or the numbers of a Box. `mask`: allowed choices, or null.
   act(agent, obs, mask, random, greedy = false) {
-    const parameters = this.parameters(agent, obs);
+    return this.draw(this.parameters(agent, obs), mask, random, greedy);
+  }
+
+  // An action for the parameters of one row.
+  draw(parameters, mask, random, greedy = false) {
     if (this.head_sizes.length === 0) return this.#box(parameters, random, greedy);
     let start = 0;
     return this.head_sizes.map((size) => {
+      const explores = this.epsilon !== null && !greedy && random() < this.epsilon; // then any choice is as likely
       let [best, most] = [0, -Infinity];
       for (let k = start; k < start + size; k++) {
         if (mask && !mask[k]) continue;
         // The argmax of logits with Gumbel noise is a sample.
-        const value = parameters[k] - (greedy ? 0 : Math.log(-Math.log(1 - random())));
+        const noise = greedy || (this.epsilon !== null && !explores) ? 0 : -Math.log(-Math.log(1 - random()));
+        const value = (explores ? 0 : parameters[k]) + noise;
         if (value > most) [best, most] = [k - start, value];
       }
       start += size;
@@ -148,15 +283,6 @@ class TrainedPolicy {
       return least + ((unit + 1) / 2) * (high[k] - least);
     });
   }
-}
-
-// (height, width, channels) -> (channels, height, width)
-function channelsFirst(row, [height, width, channels]) {
-  const image = row.map((_, k) => {
-    const pixel = k % (height * width);
-    return row[pixel * channels + Math.floor(k / (height * width))];
-  });
-  return Object.assign(image, { image: [channels, height, width] });
 }
 
 // Draw, or mean, of a Beta distribution whose parameters are 1 + softplus of these.

@@ -15,6 +15,7 @@ class Simulation {
     this.policies = content.policies.map((policy) => new TrainedPolicy(policy));
     this.actors = Object.fromEntries(this.roles.map((role) => [role.name, this.kinds(role.name)[0]]));
     this.greedy = false;
+    this.placesOf = new Map();
     this.steered = null; // the agent that a person steers
     this.episodes = [];
     this.returns = new Float64Array(layout.num_agents); // of the present episode, up to this step
@@ -52,6 +53,20 @@ class Simulation {
     this.begin();
   }
 
+  // Goes on with an environment of others of this game, whose episode has begun before.
+  take(env, index) {
+    const row = (array, own) => array.subarray(index * own.length, (index + 1) * own.length);
+    for (const { name, shared } of this.layout.fields) {
+      const key = name.replace(/^state_/, "");
+      const own = this.env.state[key];
+      own.set(shared ? env.state[key] : row(env.state[key], own));
+    }
+    for (const { name } of this.layout.outputs) this.env.outputs[name].set(row(env.outputs[name], this.env.outputs[name]));
+    this.begin();
+    this.steps = this.env.state.engine_elapsed_steps[0];
+    this.returns.set(this.env.state.engine_returns);
+  }
+
   // After a reset of the environment.
   begin() {
     const { env } = this;
@@ -73,21 +88,31 @@ class Simulation {
     return active[agent] !== 0 && (acting === undefined || acting[agent] !== 0);
   }
 
+  // Where a row of the observations has an agent's own numbers, between padding.
+  places(agent) {
+    const { observation } = this.layout;
+    const { name } = this.roleOf[agent];
+    if (!this.placesOf.has(name)) {
+      const own = observation.roles[name];
+      const all = Array.from({ length: product(observation.shape) }, (_, k) => k);
+      this.placesOf.set(name, all.filter((k) => {
+        let rest = k;
+        for (let axis = own.length - 1; axis >= 0; axis--) {
+          if (rest % observation.shape[axis] >= own[axis]) return false;
+          rest = Math.floor(rest / observation.shape[axis]);
+        }
+        return true;
+      }));
+    }
+    return this.placesOf.get(name);
+  }
+
   // A row of the observations without padding, and of the masks; null for none.
   observation(agent) {
-    const { observation } = this.layout;
-    const own = observation.roles[this.roleOf[agent].name];
-    const size = product(observation.shape);
+    const size = product(this.layout.observation.shape);
     const row = this.env.outputs.obs.subarray(agent * size, (agent + 1) * size);
-    if (own.join() === observation.shape.join()) return row;
-    return row.filter((_, k) => {
-      let rest = k;
-      for (let axis = own.length - 1; axis >= 0; axis--) {
-        if (rest % observation.shape[axis] >= own[axis]) return false;
-        rest = Math.floor(rest / observation.shape[axis]);
-      }
-      return true;
-    });
+    const places = this.places(agent);
+    return places.length === size ? row : row.constructor.from(places, (k) => row[k]);
   }
 
   mask(agent) {
@@ -108,13 +133,13 @@ class Simulation {
     }
   }
 
-  // Runs the policies that remember through the steps up to the present one, of a past that `seek` goes to.
-  remember(seek) {
+  // Runs the policies that remember through the steps from `first` up to the present one, to which `seek` goes.
+  remember(first, seek) {
     const { steps } = this;
     for (const policy of this.policies) policy.reset();
     const remembering = this.policies.filter(({ cell }) => cell);
     if (!remembering.length) return;
-    for (let step = 0; step < steps; step++) {
+    for (let step = first; step < steps; step++) {
       seek(step);
       for (const policy of remembering) {
         for (const agent of policy.agents) if (this.acts(agent)) policy.parameters(agent, this.observation(agent));

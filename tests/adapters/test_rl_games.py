@@ -72,7 +72,8 @@ def faults(env: rl_games.RLGamesVecEnv) -> int:
     return int(env.gymnasium_env.vec_env.faults().ne(0).sum())
 
 
-@pytest.mark.parametrize("name", [*GAMES, "script"])
+# Of economy, the heads with masks have different sizes, which rl_games does not support: see below.
+@pytest.mark.parametrize("name", [*(name for name in GAMES if name != "economy"), "script"])
 def test_steps_are_those_of_the_gymnasium_view(name, device):
     """Row by row, in rl_games' words; the state of an environment is its rows."""
     config = TAG if name == "tag_continuous" else {"max_steps": 9}

@@ -1,6 +1,7 @@
 """economy against ai-economist 1.7.1 itself, from the same starts with the same actions and draws, step by step.
 
-tests/envs/test_economy.py compares the game with an oracle of the same rules.
+After each step theirs continues with our coin, so that rounding does not add up; marginal rates of incomes beside a
+cutoff are not compared. tests/envs/test_economy.py compares the game with an oracle of the same rules.
 """
 
 import numpy as np

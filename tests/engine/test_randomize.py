@@ -42,6 +42,7 @@ SMALL = {
     "connect_four": {"slip": 0.5},
     "pursuit": {"constraint_window": 0.8, "max_steps": 12, "x_size": 6, "y_size": 7},
     "acrobot": {"torque_noise_max": 0.5, "max_steps": 30},
+    "economy": {"tax_limit": 0.5, "max_steps": 12},
     **{name: {"max_steps": 12} for name in ("tag_gridworld", "simple_spread", "mountain_car", "pendulum")},
 }
 RANDOMIZABLE = [name for name, game in GAMES.items() if game().randomizable]

@@ -105,6 +105,20 @@ def test_what_a_game_s_page_shows_runs(game_pages: Any, name: str) -> None:
     assert told and told[1] == ", ".join(map(str, scope["obs"].shape))
 
 
+def test_games_are_played_by_the_policies_of_the_results(game_pages: Any) -> None:
+    names = sorted(path.stem for path in game_pages.POLICIES.iterdir())
+    assert names == ["cartpole", "pendulum", "tag_gridworld"]
+    for name in names:
+        policy = game_pages.trained(name)
+        assert policy.game == GAMES[name]() and (game_pages.POLICIES / f"{name}.safetensors").stat().st_size < 100_000
+        (steps,) = {config.total_steps for config in policy.configs.values()}
+        assert f"`gpu-vecenv train {name} --total-steps {steps}`" in game_pages.page(name, RULES)
+    assert "All play at random" in game_pages.page("harvest", RULES)
+    env = gpu_vecenv.make("cartpole", num_envs=32, device="cpu", autoreset_mode="next_step")
+    # A random cart keeps its pole for 20 steps, one that learnt for most of 500.
+    assert gpu_vecenv.evaluate(env, game_pages.trained("cartpole").policies, 32, seed=2)["return_agent"] > 300
+
+
 def metrics(file: str) -> list[dict[str, Any]]:
     return json.loads((DOCS / "performance" / file).read_text())["rows"]
 
@@ -190,7 +204,8 @@ def test_the_site_builds_and_is_whole(tmp_path: Path) -> None:
     pages = {path: path.read_text(encoding="utf-8") for path in site.rglob("*.html")}
     for name in GAMES:
         page = pages[site / "games" / f"{name}.html"]
-        assert f"_images/{name}.png" in page  # a picture and a learning curve, which Sphinx calls cartpole1.png
+        assert f'src="../play/{name}.html#play"' in page
+        # A learning curve, which Sphinx calls cartpole1.png, as the overview has the picture cartpole.png.
         assert (f"_images/{name}1.png" in page) == (DOCS / "results" / f"{name}.png").exists()
     assert (site / "_images" / "cartpole.png").stat().st_size > 1000
 
@@ -204,6 +219,7 @@ def test_the_site_builds_and_is_whole(tmp_path: Path) -> None:
             assert file.stem in pages[file]
     for name in GAMES:
         assert f"{name}_v" in pages[site / "play" / f"{name}.html"]
+        assert f'href="play/{name}.html"' in pages[site / "index.html"]
     for path in [*site.rglob("*.css"), *site.rglob("*.js")]:
         assert FOREIGN.findall(path.read_text(encoding="utf-8")) == [], path
 

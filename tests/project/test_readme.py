@@ -60,10 +60,15 @@ def anchors(text: str) -> set[str]:
 
 
 def commands() -> list[str]:
-    """Every gpu-vecenv command of the documents, once, whatever the name of its run; not those without their game."""
+    """Every gpu-vecenv command of the documents, once, whatever the name of its run; not those without their game.
+
+    Nor those that serve until Ctrl-C: tests/web/test_training_server.py has one.
+    """
     lines = [line for _, body in blocks("sh") for line in body.splitlines()]
     spans = [span for text in TEXTS.values() for span in inline(text)]
-    bare = re.compile(r"gpu-vecenv (?!(train|evaluate|exploit|crossplay|plot|replay|show|bench|check|new)$)")
+    bare = re.compile(
+        r"gpu-vecenv (?!(train|evaluate|exploit|crossplay|plot|replay|show|bench|check|new)$)(?!.* --watch$)"
+    )
     found = [line for line in [*lines, *spans] if bare.match(line)]
     return list({re.sub(r"\bruns/(tag|first|six)\b", "runs/…", line): line for line in reversed(found)}.values())
 

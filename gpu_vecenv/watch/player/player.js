@@ -42,6 +42,10 @@ class Player {
 
   // ------------------------------------------------------------------ what players differ in
 
+  get firstStep() {
+    return 0;
+  }
+
   // The last step that is known.
   get numSteps() {
     return Math.max(...this.stages.map(({ episode }) => episode.numSteps));
@@ -135,7 +139,7 @@ class Player {
   }
 
   seek(step) {
-    this.move(clamp(Math.round(step) || 0, 0, this.numSteps));
+    this.move(clamp(Math.round(step) || 0, this.firstStep, this.numSteps));
     this.viewState.change({ share: 1 });
     this.linkAddress();
   }
@@ -282,13 +286,16 @@ class Player {
   }
 
   show() {
-    const { viewState, numSteps } = this;
+    const { viewState, numSteps, firstStep } = this;
     const { step } = viewState;
+    const length = numSteps - firstStep || 1;
+    $("scrub").min = firstStep;
     $("scrub").max = numSteps;
     $("scrub").value = step;
-    $("scrub").style.setProperty("--done", `${(100 * step) / (numSteps || 1)}%`);
+    $("scrub").style.setProperty("--done", `${(100 * (step - firstStep)) / length}%`);
     $("scrub").setAttribute("aria-valuetext", `step ${step} of ${numSteps}`);
-    $("marks").style.setProperty("--steps", numSteps || 1);
+    $("marks").style.setProperty("--first", firstStep);
+    $("marks").style.setProperty("--steps", length);
     $("step").textContent = step.toLocaleString("en");
     $("num-steps").textContent = `/ ${numSteps.toLocaleString("en")}`;
     $("zoom").textContent = `${formatNumber(Number(viewState.zoom.toPrecision(2)))}×`;

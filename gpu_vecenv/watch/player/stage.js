@@ -8,7 +8,7 @@ const MAX_ZOOM = 16;
 
 class Stage {
   constructor(episode, viewState, onPick) {
-    Object.assign(this, { episode, viewState, onPick, hovered: null, passive: false, instead: null });
+    Object.assign(this, { episode, viewState, onPick, hovered: null, passive: false });
     this.canvas = element("canvas");
     this.canvas.setAttribute("role", "img");
     this.tip = element("div", { className: "tip", hidden: true });
@@ -32,7 +32,6 @@ class Stage {
     this.ratio = devicePixelRatio;
     this.canvas.width = Math.max(1, Math.round(width * this.ratio));
     this.canvas.height = Math.max(1, Math.round(height * this.ratio));
-    this.instead?.fit();
     this.draw();
   }
 
@@ -66,9 +65,8 @@ class Stage {
     return { k, x, y, ...placement(k * units, looked, [width / 2, height / 2]) };
   }
 
-  // `instead` may have the canvas for something else.
   draw() {
-    if (this.ratio && !this.instead) this.paint(this.canvas, this.ratio);
+    if (this.ratio) this.paint(this.canvas, this.ratio);
   }
 
   // Draws on any canvas; lines are at least `thin` pixels wide.
