@@ -160,6 +160,7 @@ def rows(
         row, ours, theirs = measure(name, peer, workload, arguments, python)
         common = {**ours["provenance"], "versions": theirs["versions"]}
         if known and (changed := [key for key in common if results.get(key) != common[key]]):
+            changed.sort(key=lambda key: key != "commit")  # the likeliest reason comes first
             told = ", ".join(f"{key} {results.get(key)}, now {common[key]}" for key in changed)
             raise BenchmarkError(f"{arguments.json} has rows of {told}; expected the same, or another file")
         results |= common

@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.cnn import PublishedCNN
 from benchmarks.workload import Peer, Prepared, Request, Workload
-from gpu_vecenv import Sampler, VecEnv
+from gpu_vecenv import Curriculum, PiecewiseLinear, Sampler, VecEnv
 from gpu_vecenv.engine.random_play import UniformParameters
 from gpu_vecenv.engine.timing import captured, provenance, synchronize
 from gpu_vecenv.envs.registry import configure
@@ -86,12 +86,12 @@ def watch(request: Request, seed: int, log: Callable[[int, float], bool]) -> dic
         return rewards
 
     options: dict[str, Any] = {"total_steps": workload.env_steps, "final_learning_rate": 0.0}
+    if workload.game == "overcooked":
+        fading = PiecewiseLinear([(0, 1.0), (SHAPING_STEPS / workload.env_steps, 0.0)])
+        options["curriculum"] = Curriculum(shared={"shaping_weight": fading})
     trainer = trainer_of(request, seed, keeping_scores, **options)
     scores.fill_(torch.nan)  # the trainer has called the function once, to check it
     while trainer.iteration < workload.updates:
-        if workload.game == "overcooked":
-            weight = max(0.0, 1 - trainer.iteration * trainer.env_steps_per_iteration / SHAPING_STEPS)
-            trainer.env.state["shaping_weight"].fill_(weight)
         trainer.train_iteration()
         synchronize(device)
         if log(trainer.iteration * trainer.env_steps_per_iteration, float(scores.nanmean())):
@@ -103,6 +103,7 @@ def trainer_of(
     request: Request,
     seed: int = 0,
     reward_of: Callable[[VecEnv], Callable[[Transition], torch.Tensor]] | None = None,
+    curriculum: Curriculum | None = None,
     **schedule: Any,
 ) -> Trainer:
     """The trainer of a workload, one policy for all agents, with these options beside those of the workload."""
@@ -119,7 +120,8 @@ def trainer_of(
     roles = "+".join(game.layout.present_roles)
     env = VecEnv(game, workload.num_envs, torch.device(request.device), autoreset_mode="next_step")
     policies = {roles: PolicySpec(network=_network(game, workload, seed))}
-    return Trainer(env, config, seed=seed, reward=None if reward_of is None else reward_of(env), policies=policies)
+    reward = None if reward_of is None else reward_of(env)
+    return Trainer(env, config, seed=seed, reward=reward, policies=policies, curriculum=curriculum)
 
 
 def _network(game: Any, workload: Workload, seed: int) -> PublishedCNN | None:

@@ -18,16 +18,13 @@ import time
 START = time.perf_counter()
 
 import argparse  # noqa: E402 - the clock runs before
-import datetime  # noqa: E402
-import importlib  # noqa: E402
 import json  # noqa: E402
 import math  # noqa: E402
 import os  # noqa: E402
 from collections.abc import Sequence  # noqa: E402
 from dataclasses import dataclass, field  # noqa: E402
-from pathlib import Path  # noqa: E402
 
-from benchmarks.side import versions  # noqa: E402
+from benchmarks.one_side import add_options, add_row, check_options, module_of, precision_of  # noqa: E402
 from benchmarks.workload import Request, Workload  # noqa: E402
 
 GAMES = {  # of the published configurations
@@ -78,9 +75,8 @@ class Curve:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train until all goals are reached, the published number of steps is over, or --max-seconds are."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.reaching", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("side", choices=("gpu_vecenv", "jaxmarl"))
+    add_options(parser)
     parser.add_argument("--game", choices=GAMES, required=True)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--goals", type=float, nargs="+", help="scores; default: some of the game")
     parser.add_argument("--max-seconds", type=float, default=math.inf)
@@ -89,37 +85,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--num-envs", type=int, help="others than the published configuration has")
     parser.add_argument("--num-steps", type=int, help="of a rollout, others than the published configuration has")
-    parser.add_argument("--published", help="folder with the scripts that the peer publishes outside of PyPI")
-    parser.add_argument("--json", type=Path, required=True, help="file to which the row is added")
     given = parser.parse_args(arguments)
-    ours = given.side == "gpu_vecenv"
-    if not ours and given.published is None:
-        parser.error("--published is missing; expected the folder of the peer's scripts")
+    check_options(parser, given)
     changes = {key: getattr(given, key) for key in ("updates", "num_envs", "num_steps") if getattr(given, key)}
     workload = Workload(**{**vars(GAMES[given.game]), **changes})
-    precision = "tf32" if given.device == "cuda" else "float32"
-    request = Request(workload, given.device, precision, given.published)
+    request = Request(workload, given.device, precision_of(given.device), given.published)
     curve = Curve(given.goals or GOALS[given.game])
-    side = importlib.import_module("benchmarks.ours" if ours else f"benchmarks.peers.{given.side}")
+    module = module_of(given.side)
 
     def log(env_steps: int, score: float) -> bool:
         return curve.add(env_steps, score) or time.perf_counter() - START > given.max_seconds
 
-    facts = side.watch(request, given.seed, log)
-    row = {
-        "side": given.side,
-        **workload.row(),
+    facts = module.watch(request, given.seed, log)
+    found = {
         "seed": given.seed,
-        "precision": precision,
+        "precision": request.precision,
         "seconds": round(time.perf_counter() - START, 1),
         "reached": {goal: {"seconds": at, "env_steps": steps} for goal, (at, steps) in curve.reached.items()},
         "curve": curve.thinned(),
-        "date": datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat(),
-        "versions": versions(side.PEER.packages),
-        **facts,
     }
-    rows = json.loads(given.json.read_text(encoding="utf-8"))["rows"] if given.json.exists() else []
-    given.json.write_text(json.dumps({"rows": [*rows, row]}, indent=1) + "\n", encoding="utf-8")
+    row = add_row(given, workload, module, found, facts)
     print(json.dumps({key: value for key, value in row.items() if key != "curve"}), flush=True)
 
 

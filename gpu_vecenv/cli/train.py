@@ -114,7 +114,7 @@ class Train(DeviceOptions, Generic[GameT, ConfigT]):
         game = named_game(arguments)
         if game is None:
             return with_parameter(cls, NoGame, PPOConfig), tyro.MISSING_NONPROP
-        num_envs, config = _defaults(selection, game)
+        num_envs, config = preset_defaults(game, selection.algorithm, selection.preset)
         opposition = _default_opponents(selection, game, num_envs)
         check_option_names(cls, RunConfig, OpponentOptions, type(config), game)
         defaults = cls(
@@ -161,17 +161,8 @@ class Train(DeviceOptions, Generic[GameT, ConfigT]):
             settings["opponents"] = self.opposition.settings()
             scripts = tuple(script.text for script in parsed_scripts(self.run.eval_scripts))
             settings["run"] = dataclasses.asdict(dataclasses.replace(self.run, eval_scripts=scripts))
-            first = folder if self.seeds is None else seed_folder(folder, seeds[0])
-            with _watched(self.watch, trainers[0], first) as server:
-                after_row = None if server is None else server.update
-                if self.seeds is None:
-                    code = run(trainers[0], folder, self.run, settings=settings, after_row=after_row)
-                else:
-                    code = run_seeds(trainers, folder, self.run, settings=settings, after_row=after_row)
-                if code == 0:
-                    _print_how_to_play(world, self.game_name, trainers[0], first)
-                    _serve_on(server)
-            return code
+            how = {"of_seeds": self.seeds is not None, "watch": self.watch, "settings": settings}
+            return _train(trainers, folder, self.run, self.game_name, **how)
 
     def _env_maker(
         self, game: Env, specs: Mapping[str, PolicySpec], device_name: str | None, world: World, runs: int
@@ -262,12 +253,18 @@ class _Selection:
     resume: Path | None = None
 
 
-def _defaults(selection: _Selection, game: type[Env]) -> tuple[int | Literal["auto"], LearnerConfig]:
-    """Number of environments and hyper-parameters that the algorithm, the preset and the game decide."""
-    algorithm, preset = selection.algorithm, dict(game.preset)
-    if selection.preset != "fast" and algorithm != "ppo":
-        raise ConfigError(f"--preset {selection.preset} is of PPO; leave out --preset or --algorithm {algorithm}")
-    if selection.preset == "sample-efficient":
+def preset_defaults(
+    game: type[Env], algorithm: AlgorithmName, name: PresetName
+) -> tuple[int | Literal["auto"], LearnerConfig]:
+    """Number of environments and hyper-parameters of a game for ``--algorithm ALGORITHM --preset NAME``.
+
+    Raises:
+        ConfigError: The preset is of another algorithm, or the game has none of that name.
+    """
+    preset = dict(game.preset)
+    if name != "fast" and algorithm != "ppo":
+        raise ConfigError(f"--preset {name} is of PPO; leave out --preset or --algorithm {algorithm}")
+    if name == "sample-efficient":
         if not game.sample_efficient_preset:
             raise ConfigError(f"{game.name()} has no preset for few env-steps; leave out --preset sample-efficient")
         preset = dict(game.sample_efficient_preset)
@@ -275,7 +272,7 @@ def _defaults(selection: _Selection, game: type[Env]) -> tuple[int | Literal["au
     if algorithm == "a2c":
         return "auto", PPOConfig.a2c()
     if algorithm == "ppo":
-        preset = {**MAPPO, **sizes} if selection.preset == "mappo" else preset
+        preset = {**MAPPO, **sizes} if name == "mappo" else preset
         num_envs = preset.pop("num_envs", "auto")
         return num_envs, PPOConfig(**preset)
     preset = dict(game.algorithm_presets.get(algorithm, sizes))
@@ -326,16 +323,9 @@ class Resume(DeviceOptions):
                 pairs = zip(folders, seeds, strict=True)
                 manifests = [found.get(folder, {**found[begun[0]], "seed": seed}) for folder, seed in pairs]
             trainers = [self._trainer(manifest, given, settings, device) for manifest in manifests]
-            with _watched(self.watch, trainers[0], folders[0]) as server:
-                after_row = None if server is None else server.update
-                if seeds is None:
-                    code = run(trainers[0], self.resume, run_config, resume=True, after_row=after_row)
-                else:
-                    code = run_seeds(trainers, self.resume, run_config, resume=True, after_row=after_row)
-                if code == 0:
-                    _print_how_to_play(world, self.game_name or settings["game"], trainers[0], folders[0])
-                    _serve_on(server)
-            return code
+            game = self.game_name or settings["game"]
+            how = {"of_seeds": seeds is not None, "watch": self.watch, "resume": True}
+            return _train(trainers, self.resume, run_config, game, **how)
 
     def _trainer(
         self, manifest: Mapping[str, Any], given: type[Env] | None, settings: Mapping[str, Any], device: str | None
@@ -379,6 +369,40 @@ def _check_watch(watch: bool, world: World) -> None:
         )
 
 
+def _train(
+    trainers: Sequence[Trainer],
+    folder: Path,
+    config: RunConfig,
+    game: str,
+    *,
+    of_seeds: bool,
+    watch: bool,
+    **how: Any,
+) -> int:
+    """Train a run, or those of several seeds, with these arguments of ``run``; then print how to play the first one.
+
+    Args:
+        trainers: One, or those of the seeds.
+        folder: Of the run, or of the folders of the seeds.
+        config: Output options.
+        game: The game as the command line named it.
+        of_seeds: Whether each trainer has a run folder of its own.
+        watch: Serve the page of the first one's run, until Ctrl-C.
+        **how: ``resume`` or ``settings``.
+
+    Returns:
+        The exit code.
+    """
+    first = seed_folder(folder, trainers[0].seed) if of_seeds else folder
+    with _watched(watch, trainers[0], first) as server:
+        how["after_row"] = None if server is None else server.update
+        code = run_seeds(trainers, folder, config, **how) if of_seeds else run(trainers[0], folder, config, **how)
+        if code == 0:
+            _print_how_to_play(game, trainers[0], first)
+            _serve_on(server)
+    return code
+
+
 @contextlib.contextmanager
 def _watched(watch: bool, trainer: Trainer, folder: Path) -> Iterator[TrainingServer | None]:
     """Serve the page of a run, if that is wanted."""
@@ -390,10 +414,10 @@ def _watched(watch: bool, trainer: Trainer, folder: Path) -> Iterator[TrainingSe
         yield server
 
 
-def _print_how_to_play(world: World, game: str, trainer: Trainer, folder: Path) -> None:
+def _print_how_to_play(game: str, trainer: Trainer, folder: Path) -> None:
     """The command that makes a page of the run, for games that have a picture and run in a browser."""
     kind = type(trainer.env.game)
-    if world.rank == 0 and kind.draw is not Env.draw and kind.host:
+    if trainer.world.rank == 0 and kind.draw is not Env.draw and kind.host:
         source = f"{folder}{':0' if trainer.populations else ''}"
         command = f"gpu-vecenv web {shlex.quote(game)} --run {shlex.quote(source)} --out page"
         print(f"{'to play it':15} {printable(command)}", flush=True)

@@ -47,10 +47,7 @@ def resolve_launches(
         ConfigError: ``threads_per_env`` or ``threads_per_block`` is not supported, or they do not fit together.
     """
     default = backend.default_threads_per_env(game.layout.num_agents, game.layout.largest_array)
-    given = GroupShape.of(
-        default if threads_per_env is None else threads_per_env,
-        threads_per_block,
-    )
+    given = GroupShape.of(default if threads_per_env is None else threads_per_env, threads_per_block)
     if backend.processor_name is None:
         return LaunchChoice(None, False)
     tuned = (

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from gpu_vecenv.declare.arguments import check_flag
+from gpu_vecenv.declare.env import Env
 from gpu_vecenv.declare.layout import FieldLayout
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.errors import ConfigError
@@ -176,6 +177,11 @@ class Curriculum:
         """JSON values that tell curricula apart; functions by their names."""
         found = {kind: {name: _described(targets[name]) for name in sorted(targets)} for kind, targets in self.kinds()}
         return found if self.levels is None else {**found, "levels": self.levels.description()}
+
+
+def preset_curriculum(game: Env) -> Curriculum | None:
+    """What a game's presets change in the course of a training; None where that is nothing."""
+    return Curriculum.of_points(game.preset_schedules) if game.preset_schedules else None
 
 
 @dataclass(frozen=True)

@@ -80,8 +80,7 @@ class PPOConfig(LearnerConfig):
     value_norm_beta: float | None = param(None, low=0, high=1)  # instead, by returns whose weights decay by this factor
     shared_trunk: bool = True  # actor and critic share the hidden layers, unless the critic is central
     critic: Critic = "own"  # values of an agent are of its own observation, or "central": of those of all agents
-    # of a central critic's gradients apart; None: of all together
-    critic_max_grad_norm: float | None = param(None, low=0)
+    critic_max_grad_norm: float | None = param(None, low=0)  # of a central critic alone; None: max_grad_norm is of both
     actor_gain: float = param(0.01, low=0)  # of the actor head's orthogonal weights
     post_hidden_sizes: tuple[int, ...] = param((), low=1)  # units of layers behind a recurrent one, of actor and critic
 

@@ -14,10 +14,13 @@ from typing import Any
 POLICY = (
     "default-src 'none'; script-src {script}; style-src {style}; img-src data:; base-uri 'none'; form-action 'none'"
 )
+FRAGMENTS = ("view", "transport", "events", "keys")  # of player/*.html, which pages with a player have
 
 
 def inline_page(folder: Path, script: str, content: Mapping[str, Any], *, policy: str = POLICY) -> str:
     """The page of a folder's ``page.html`` and ``page.css``, after the style that all pages have.
+
+    ``page.html`` may have the controls of a player: ``$view``, ``$transport``, ``$events`` and ``$keys``.
 
     Args:
         folder: Where the two files are.
@@ -28,9 +31,13 @@ def inline_page(folder: Path, script: str, content: Mapping[str, Any], *, policy
     Raises:
         ValueError: ``content`` has a number that is not finite.
     """
-    parts = {"script": script, "style": read(Path(__file__).parent / "base.css") + read(folder / "page.css")}
-    hashes = policy.format_map({name: _hash(text) for name, text in parts.items()})
-    return string.Template(read(folder / "page.html")).substitute(parts, policy=hashes, data=_escaped(content))
+    shared = Path(__file__).parent
+    parts = {name: read(shared / "player" / f"{name}.html").rstrip() for name in FRAGMENTS}
+    scripted = {"script": script, "style": read(shared / "base.css") + read(folder / "page.css")}
+    hashes = policy.format_map({name: _hash(text) for name, text in scripted.items()})
+    return string.Template(read(folder / "page.html")).substitute(
+        parts | scripted, policy=hashes, data=_escaped(content)
+    )
 
 
 def read(path: Path) -> str:

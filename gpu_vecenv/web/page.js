@@ -1,95 +1,203 @@
 // The page: playback, actors, parameters, score, a person's controls, replays.
 
-const $ = (id) => document.getElementById(id);
-const SPEEDS = [0.25, 0.5, 1, 2, 4, 8, 16];
 const FRAME_MS = 12; // of a frame of the screen, for steps
+const CHECK_MS = 30; // of a replay's check, between two signs of how far it is
 const END_MS = 900; // that the last picture of an episode stays
 const MAX_LISTED = 40; // agents in the list of those that can be steered
 
-function element(tag, properties = {}, ...children) {
-  const made = Object.assign(document.createElement(tag), properties);
-  made.append(...children);
-  return made;
-}
-
 const formatted = (value) => (value === null ? "–" : value.toLocaleString("en", { maximumFractionDigits: 2 }).replace("-", "−"));
 
-class Page {
+class Page extends Player {
   constructor(simulation, content) {
-    Object.assign(this, { simulation, content, playing: false, speed: 1, replay: null, mosaic: null, rest: 0 });
-    this.canvas = $("picture");
+    super(content.title, content.fps);
+    this.history = new History(simulation);
+    Object.assign(this, { simulation, content, replay: null, mosaic: null, left: null, checking: null, endedAt: null, chosen: {} });
+    this.episode = new LiveEpisode(this.history);
+    this.stage = new Stage(this.episode, this.viewState, (name) => (this.left ? this.tiles(true) : this.follow(name)));
+    this.stages = [this.stage];
+    this.canvas = this.stage.canvas;
+    Object.assign(this.canvas, { id: "picture", tabIndex: 0 });
+    this.canvas.setAttribute("aria-label", `Picture of ${content.title}`);
+    this.ending = element("p", { id: "end", hidden: true });
+    this.stage.box.append(this.ending);
+    $("stage").prepend(this.stage.box);
     this.steering = new Steering(simulation);
+    this.inspector = new Inspector(simulation, content);
     this.controls = new Controls(this.canvas, (event) => this.#units(event));
-    $("title").textContent = content.title;
-    document.title = content.title;
     $("summary").textContent = content.summary;
+    $("more-keys").textContent = "r restarts with the seed. Arrow keys, WASD and numbers steer while an agent is steered; esc ends that. Ctrl + wheel, or two fingers, zoom.";
+    this.begin();
     this.#actors();
     this.#steered();
     this.#parameters();
     this.#facts();
-    for (const speed of SPEEDS) $("speed").append(new Option(`${speed}×`, speed, speed === 1, speed === 1));
     this.#listen();
-    this.#shape(simulation.draw());
-    new ResizeObserver(() => this.#fit()).observe(this.canvas);
     this.seed(0n);
-    requestAnimationFrame((now) => this.#frame(now));
   }
 
-  // One step, if no person's turn is waited for and no episode has ended.
+  get drawing() {
+    return this.stage.drawing;
+  }
+
+  // ------------------------------------------------------------------ steps
+
+  // One step on: of the past again, or a new one. False if a person's turn is waited for, or the episode has ended.
   step() {
-    const { simulation } = this;
+    const { simulation, history, episode } = this;
     if (simulation.ended) return false;
-    if (this.replay) {
-      const row = this.replay.actions.length / this.replay.numSteps;
-      const { steps } = simulation;
-      simulation.env.actions.set(this.replay.actions.subarray(steps * row, (steps + 1) * row));
-      simulation.advance();
-      return true;
-    }
+    const past = simulation.steps < history.length;
     const agent = simulation.steered;
     const turns = this.content.takes_turns;
     const wish = agent === null || (turns && !simulation.acts(agent)) ? null : this.controls.wish(turns);
-    if (agent !== null && turns && simulation.acts(agent) && wish === null) return false; // the person's turn
-    simulation.step((steered) => this.steering.action(steered, wish));
+    if (past && wish === null) history.seek(simulation.steps + 1);
+    else {
+      if (agent !== null && turns && simulation.acts(agent) && wish === null) return false; // the person's turn
+      this.branch();
+      simulation.act((steered) => this.steering.action(steered, wish));
+      this.addEvents(this.#described(episode.advance()));
+      if (simulation.ended) simulation.episodes.push({ steps: simulation.steps, returns: [...simulation.returns] });
+    }
+    this.viewState.step = simulation.steps;
     return true;
   }
 
+  advance(count) {
+    if (this.checking) return 0;
+    const { episode, viewState } = this;
+    const start = performance.now();
+    let made = 0;
+    while (made < count && (made === 0 || performance.now() - start < FRAME_MS)) {
+      if (viewState.trails || made === count - 1) episode.prepare(viewState.step, viewState.step);
+      if (!this.step()) break;
+      made += 1;
+    }
+    return made;
+  }
+
+  stepBy(count) {
+    if (this.playing) this.pause();
+    if (this.checking) return;
+    if (count < 0) return this.seek(this.viewState.step + count);
+    if (this.simulation.ended && !this.replay) return this.next();
+    for (let k = 0; k < count && this.step(); k++);
+    this.viewState.change({ share: 1 });
+    this.linkAddress();
+  }
+
+  get firstStep() {
+    return this.history.first;
+  }
+
+  move(step) {
+    if (this.checking) return;
+    this.episode.prepare(this.viewState.trails ? step - TRAIL : step, step);
+    this.viewState.step = step;
+    this.endedAt = null;
+  }
+
+  setTrails(trails) {
+    super.setTrails(trails);
+    this.seek(this.viewState.step);
+  }
+
+  // The steps after the present one are forgotten: play goes on in another way.
+  branch() {
+    const { simulation, history, episode } = this;
+    if (simulation.steps === history.length) return;
+    simulation.remember(history.first, (step) => history.seek(step));
+    history.cut();
+    episode.cut(simulation.steps);
+    this.cutEvents(simulation.steps);
+  }
+
+  // At the end of an episode, or while a person's turn is waited for.
+  end(now) {
+    if (!this.simulation.ended) return;
+    this.endedAt ??= now;
+    if (now - this.endedAt < END_MS) return;
+    this.endedAt = null;
+    if (this.loop) this.seek(0);
+    else if (this.replay) this.pause();
+    else this.next();
+  }
+
+  play() {
+    if (this.checking) return;
+    if (!this.playing && this.replay && this.simulation.ended) this.seek(0);
+    super.play();
+  }
+
+  // The first episode of a seed.
   seed(seed) {
-    this.replay = null;
+    this.#leave();
     $("seed").value = String(seed);
     this.simulation.reset(seed);
-    this.#written();
+    this.#begun();
     this.#badge(null);
-    this.show();
   }
 
+  // The next episode.
   next() {
-    if (this.replay) this.#rewind();
-    else this.simulation.reset();
-    this.#written();
-    this.show();
+    this.simulation.reset();
+    this.#begun();
   }
 
-  play(playing = true) {
-    this.playing = playing;
-    this.last = null;
-    document.body.classList.toggle("playing", playing);
-    $("play").setAttribute("aria-label", playing ? "Pause" : "Play");
+  // After a reset. Parameters that were chosen hold in every episode, though a reset draws them.
+  #begun() {
+    this.history.begin();
+    for (const [name, value] of Object.entries(this.chosen)) this.history.edit(name, [value]);
+    this.#first();
   }
+
+  #first() {
+    this.episode.begin();
+    this.cutEvents(-1);
+    this.endedAt = null;
+    this.viewState.step = this.simulation.steps;
+    this.viewState.share = 1;
+    this.show();
+    this.linkAddress();
+  }
+
+  address() {
+    const { step } = this.viewState;
+    if (this.left) return "#";
+    return this.replay ? `#t=${step}` : `#seed=${this.simulation.seed}&t=${step}`;
+  }
+
+  // Plays to the step of the seed that the address names.
+  open() {
+    const [seed, step] = [Player.named("seed"), Player.named("t")];
+    if (step === null && seed === null) return false;
+    this.pause();
+    if (seed !== null && !this.replay) this.seed(BigInt.asUintN(64, BigInt(seed)));
+    const wanted = Number(step ?? 0);
+    this.seek(this.history.length);
+    while (this.history.length < wanted && this.step());
+    this.seek(wanted);
+    return true;
+  }
+
+  // ------------------------------------------------------------------ a person, replays, many environments
 
   // Steers an agent, or none; a person who begins to steer starts the game.
   steer(agent) {
     this.simulation.steered = agent;
     this.controls.enable(agent !== null);
+    this.stage.passive = agent !== null;
+    this.viewState.marked = agent === null ? null : this.episode.agents[agent];
     this.canvas.classList.toggle("steered", agent !== null);
     $("steer").value = agent === null ? "" : String(agent);
     $("hint").hidden = agent === null;
-    if (agent !== null) this.canvas.focus({ preventScroll: true });
+    if (agent !== null) {
+      this.canvas.focus({ preventScroll: true });
+      this.inspector.choose(agent);
+    }
     this.show();
   }
 
-  // Plays a replay file: checks all of it, then shows it from the start.
-  async open(bytes, name) {
+  // Checks all of a replay file, then shows its start; whether it can be played.
+  async load(bytes, name) {
     try {
       const replay = await readReplay(bytes);
       const { game, config, version, end_on_nonfinite } = replay.header;
@@ -101,82 +209,131 @@ class Page {
       );
       if (others.length) throw new Error(`its configuration has another ${others.join(", ")} than this page`);
       if (end_on_nonfinite) throw new Error("it was recorded with end_on_nonfinite, which this page does not have");
-      this.steer(null);
+      this.#leave();
       this.replay = replay;
-      const differs = simulateReplay(this.simulation, replay);
+      const differs = await this.#check(replay, name);
+      if (differs === undefined) return false;
       this.#badge(differs === null, differs === null ? `${name}: bit-identical to the recorded run` : `${name}: differs from the recorded run from step ${differs} on`);
-      this.#rewind();
-      $("seed").value = String(replay.header.seed);
-      this.show();
-      this.play(true);
+      this.seek(0);
+      return true;
     } catch (error) {
       this.#badge(false, `${name} cannot be played: ${error.message}`);
     }
+    return false;
+  }
+
+  // The first step of a replay that differs, or null; undefined if another episode was begun meanwhile.
+  async #check(replay, name) {
+    const { history, simulation, episode } = this;
+    const token = (this.checking = {});
+    const check = checkReplay(history, replay, () => this.addEvents(this.#described(episode.advance())));
+    let result = check.next();
+    $("seed").value = String(replay.header.seed);
+    for (;;) {
+      const start = performance.now();
+      while (!result.done && performance.now() - start < CHECK_MS) result = check.next();
+      if (result.done) break;
+      this.#badge(true, `${name}: ${Math.floor((100 * simulation.steps) / replay.numSteps)} % checked`);
+      await new Promise((resolve) => setTimeout(resolve));
+      if (this.checking !== token) return undefined;
+    }
+    this.checking = null;
+    return result.value;
+  }
+
+  // Ends what was played.
+  #leave() {
+    this.steer(null);
+    this.pause();
+    this.replay = this.checking = null;
+    this.cutEvents(-1);
+    this.episode.begin();
   }
 
   // Shows many environments at once, those that a zoom left or new ones, or one again.
   tiles(many) {
     this.steer(null);
-    if (many) this.mosaic = this.left ?? new Mosaic(this.simulation, this.canvas.parentElement, $("rate"), (index) => this.zoom(index));
+    if (many) this.mosaic = this.left ?? new Mosaic(this.simulation, this.stage.box, $("rate"), (index) => this.alone(index));
     else {
       this.mosaic.close();
       this.mosaic = null;
     }
     this.mosaic?.visible(true);
-    this.canvas.classList.remove("zoomed");
+    this.canvas.classList.remove("alone");
     if (many && !this.left) this.before = this.playing;
     this.#many(many, many ? !this.left || this.playing : this.before);
     this.left = null;
   }
 
   // Shows one of many environments alone, from where it is; the others wait.
-  zoom(index) {
+  alone(index) {
+    const { playing } = this;
     this.left = this.mosaic;
     this.left.visible(false);
     this.mosaic = null;
     this.#badge(null);
-    this.replay = null;
+    this.#leave();
     this.simulation.take(this.left.env, index);
-    this.#many(false, this.playing);
+    this.history.begin();
+    this.#first();
+    this.#many(false, playing);
     this.canvas.focus({ preventScroll: true });
-    this.canvas.classList.add("zoomed");
+    this.canvas.classList.add("alone");
   }
 
   #many(many, playing) {
+    this.pause();
     $("tiles").setAttribute("aria-pressed", String(many));
     $("rate").hidden = !many;
     for (const card of $("side").children) card.inert = many && !card.contains($("actors")) && card.id !== "training";
-    for (const id of ["restart", "forward", "seed", "speed"]) $(id).disabled = many;
-    $("end").hidden ||= many;
-    $("step").parentElement.hidden = many;
-    this.play(playing);
+    for (const id of ["view", "scrubber"]) $(id).inert = many;
+    for (const id of ["restart", "forward", "back", "seed", "speed", "save", "loop", "wide"]) $(id).disabled = many;
+    $("clock").style.visibility = many ? "hidden" : ""; // it keeps its place
+    this.ending.hidden ||= many;
+    if (many) this.#frames(this.mosaic);
+    if (playing) this.play();
     this.show();
   }
 
-  show() {
-    const { simulation, canvas } = this;
-    if (!this.ratio || this.mosaic) return;
-    const context = canvas.getContext("2d");
-    this.drawing = simulation.draw();
-    const whole = [0, 0, canvas.width, canvas.height];
-    this.#shape(this.drawing);
-    context.fillStyle = cssColour(this.drawing.background);
-    context.fillRect(...whole);
-    paint(context, this.drawing, whole, this.ratio);
-    if (simulation.steered !== null) ring(context, this.drawing, whole, simulation.steered, this.ratio);
-    $("step").textContent = String(simulation.steps);
-    $("digest").textContent = simulation.digest;
-    $("end").hidden = !simulation.ended;
-    if (simulation.ended) $("end").textContent = this.#ending();
-    this.#score();
+  frame(now, seconds) {
+    if (!this.mosaic) super.frame(now, seconds);
   }
 
-  // The canvas has the shape of the drawing.
-  #shape({ width, height }) {
-    const aspect = `${width} / ${height}`;
-    if (this.canvas.style.aspectRatio === aspect) return;
-    this.canvas.style.aspectRatio = aspect;
-    this.canvas.parentElement.style.setProperty("--aspect", width / height);
+  // Many environments have frames while they wait too, for tiles that are not drawn yet.
+  #frames(mosaic) {
+    requestAnimationFrame((now) => {
+      if (this.mosaic !== mosaic) return;
+      mosaic.frame(now, this.playing);
+      this.#frames(mosaic);
+    });
+  }
+
+  // ------------------------------------------------------------------ the page
+
+  show() {
+    if (this.mosaic || this.checking) return;
+    const { simulation } = this;
+    this.stage.shape(this.episode.picture(simulation.steps));
+    super.show();
+    $("digest").textContent = simulation.digest;
+    $("branch").disabled = this.replay !== null || simulation.steps === this.history.length;
+    this.ending.hidden = !simulation.ended;
+    if (simulation.ended) this.ending.textContent = this.#ending();
+    this.#score();
+    this.inspector.show(simulation.steps === this.history.length);
+  }
+
+  followedChanged() {
+    const agent = this.episode.agentIndex.get(this.viewState.followed);
+    if (agent !== undefined) this.inspector.choose(agent);
+  }
+
+  about() {
+    const { simulation, viewState, episode } = this;
+    const agent = episode.agentIndex.get(viewState.followed);
+    if (agent === undefined || simulation.ended) return "";
+    const inactive = episode.isActive(agent) ? "" : " · not active";
+    return `${viewState.followed} · return so far ${formatNumber(simulation.returns[agent])}${inactive}`;
   }
 
   #ending() {
@@ -185,47 +342,13 @@ class Page {
     return `${reason}, after ${this.simulation.steps} steps`;
   }
 
-  #rewind() {
-    const { header, shared } = this.replay;
-    for (const [name, values] of Object.entries(shared)) this.simulation.env.state[name].set(values);
-    this.simulation.reset(BigInt(header.seed), BigInt(header.env_index));
-  }
-
-  #frame(now) {
-    requestAnimationFrame((next) => this.#frame(next));
-    if (this.mosaic) this.mosaic.frame(now, this.playing);
-    if (this.mosaic || !this.playing) return;
-    if (this.simulation.ended) {
-      this.endedAt ??= now;
-      if (now - this.endedAt < END_MS) return;
-      this.endedAt = null;
-      this.next();
-      return;
-    }
-    this.endedAt = null;
-    this.rest += this.last === null ? 1 : ((now - this.last) / 1000) * this.content.fps * this.speed;
-    this.last = now;
-    const start = performance.now();
-    let stepped = false;
-    while (this.rest >= 1) {
-      this.rest -= 1;
-      if (!this.step() || performance.now() - start > FRAME_MS) this.rest = Math.min(this.rest, 0);
-      stepped = true;
-    }
-    if (stepped) this.show();
-  }
-
-  #fit() {
-    const { width, height } = this.canvas.getBoundingClientRect();
-    this.ratio = devicePixelRatio;
-    this.canvas.width = Math.max(1, Math.round(width * this.ratio));
-    this.canvas.height = Math.max(1, Math.round(height * this.ratio));
-    this.show();
+  #described(events) {
+    return events.map((event) => ({ ...event, colour: Player.colourOf(this.episode, event.agents) }));
   }
 
   #units(event) {
-    const [x, y] = [event.offsetX * this.ratio, event.offsetY * this.ratio];
-    return placed(this.drawing, [0, 0, this.canvas.width, this.canvas.height]).units(x, y);
+    const { stage } = this;
+    return stage.camera(stage.drawing).units(event.offsetX * stage.ratio, event.offsetY * stage.ratio);
   }
 
   #badge(good, text = "") {
@@ -256,17 +379,22 @@ class Page {
   #parameters() {
     const { parameters, scalars } = this.content;
     $("parameters-card").hidden = parameters.length + scalars.length === 0;
-    this.chosen = {};
+    const edit = (name, values) => {
+      const { steps } = this.simulation;
+      if (this.replay) this.#reseed();
+      else this.branch();
+      this.history.edit(name, values);
+      this.episode.cut(steps - 1);
+      this.show();
+    };
     for (const { name, low, high, value } of parameters) {
       const input = element("input", { type: "range", id: `parameter-${name}`, min: low, max: high, step: (high - low) / 200, value });
       const output = element("output");
-      const change = () => {
+      input.addEventListener("input", () => {
         this.chosen[name] = Number(input.value);
         output.textContent = formatted(this.chosen[name]);
-        this.#written();
-        this.show();
-      };
-      input.addEventListener("input", change);
+        edit(name, [this.chosen[name]]);
+      });
       $("parameters").append(element("label", { htmlFor: input.id, textContent: name.replaceAll("_", " ") }), input, output);
       output.textContent = "drawn";
     }
@@ -274,17 +402,10 @@ class Page {
       const input = element("input", { type: "number", id: `parameter-${name}`, step: "any", value });
       const field = this.simulation.env.state[name];
       input.addEventListener("change", () => {
-        field[0] = field instanceof BigInt64Array ? BigInt(Math.round(Number(input.value))) : Number(input.value);
-        this.show();
+        edit(name, [field instanceof BigInt64Array ? BigInt(Math.round(Number(input.value))) : Number(input.value)]);
       });
       $("parameters").append(element("label", { htmlFor: input.id, textContent: name.replaceAll("_", " ") }), input, element("output"));
     }
-  }
-
-  // Parameters that were chosen hold after each reset, which draws them.
-  #written() {
-    for (const [name, value] of Object.entries(this.chosen)) this.simulation.env.state[name][0] = value;
-    if (Object.keys(this.chosen).length) this.simulation.env.observe();
   }
 
   #facts() {
@@ -309,44 +430,45 @@ class Page {
 
   #listen() {
     const click = (id, act) => $(id).addEventListener("click", act);
-    click("play", () => this.play(!this.playing));
     click("tiles", () => this.tiles(!this.mosaic));
-    click("picture", () => this.left && this.simulation.steered === null && this.tiles(true));
-    click("forward", () => {
-      this.play(false);
-      if (this.simulation.ended) this.next();
-      else this.step();
-      this.show();
-    });
-    click("restart", () => {
-      this.play(false);
-      if (this.replay) this.next();
-      else this.#reseed();
+    click("restart", () => this.restart());
+    click("branch", () => {
+      this.branch();
+      this.play();
     });
     $("seed").addEventListener("change", () => this.#reseed());
-    $("speed").addEventListener("change", () => (this.speed = Number($("speed").value)));
     $("greedy").addEventListener("change", () => (this.simulation.greedy = $("greedy").checked));
     $("steer").addEventListener("change", () => {
       const { value } = $("steer");
       if (this.replay) this.#reseed();
       this.steer(value === "" ? null : Number(value));
-      if (value !== "") this.play(true);
+      if (value !== "") this.play();
     });
-    const load = async (file) => file && this.open(new Uint8Array(await file.arrayBuffer()), file.name);
+    const load = async (file) => {
+      if (file && (await this.load(new Uint8Array(await file.arrayBuffer()), file.name))) this.play();
+    };
     $("file").addEventListener("change", () => load($("file").files[0]));
     addEventListener("dragover", (event) => event.preventDefault());
     addEventListener("drop", (event) => {
       event.preventDefault();
       load(event.dataTransfer.files[0]);
     });
-    addEventListener("keydown", (event) => {
-      if (event.ctrlKey || event.altKey || event.metaKey || event.target.matches("input, select, button, summary")) return;
-      if (event.key === " ") {
-        event.preventDefault();
-        this.play(!this.playing);
-      } else if (event.key === "Escape" && this.left) this.tiles(true);
-      else if (event.key === "." || event.key === "r") $(event.key === "." ? "forward" : "restart").click();
-    });
+  }
+
+  keys() {
+    return { ".": () => this.stepBy(1), ",": () => this.stepBy(-1), r: () => this.restart() };
+  }
+
+  escape() {
+    if (this.left) this.tiles(true);
+    else if (this.simulation.steered !== null) this.steer(null);
+    else super.escape();
+  }
+
+  restart() {
+    this.pause();
+    if (this.replay) this.seek(0);
+    else this.#reseed();
   }
 
   #reseed() {
@@ -367,17 +489,18 @@ async function start() {
   // In a frame of another page: the many environments alone, as fast as they can, with random actions.
   const embedded = location.hash === "#1024";
   document.body.classList.toggle("embedded", embedded);
-  document.body.classList.toggle("framed", location.hash === "#play");
+  const framed = location.hash === "#play";
+  document.body.classList.toggle("framed", framed);
   if (embedded) {
     for (const role of Object.keys(simulation.actors)) simulation.actors[role] = "random";
     page.tiles(true);
   }
-  const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
-  if (embedded && still) page.play(false);
+  if (embedded && isStill.matches) page.pause();
   if (embedded) return;
   if (content.training) watchTraining(page);
-  if (content.replay) await page.open(bytesOfBase64(content.replay.content), content.replay.name);
-  else if (!still) page.play();
+  page.linked = !framed; // from now on the address is written
+  if (content.replay) await page.load(bytesOfBase64(content.replay.content), content.replay.name);
+  if (!page.open() && !isStill.matches) page.play();
 }
 
 start().catch((error) => {

@@ -18,15 +18,21 @@ from gpu_vecenv.train.opponent_ranges import noop_of
 from gpu_vecenv.train.policy import Policy
 from gpu_vecenv.views.agents import versioned_name
 from gpu_vecenv.watch.inline_page import POLICY, inline_page, read
+from gpu_vecenv.watch.player import player_script
 from gpu_vecenv.watch.replay import Replay
 from gpu_vecenv.watch.rerun import registered_name
+from gpu_vecenv.web.inspection import critics_json, obs_parts_json
 from gpu_vecenv.web.javascript import draw_source
 from gpu_vecenv.web.module import WebModule, web_module
 from gpu_vecenv.web.policies import policies_json
 
 BEFORE_DRAW, AFTER_DRAW = (
     ("engine.js", "numpy.js"),
-    ("policy.js", "picture.js", "simulation.js", "steering.js", "replay.js", "tiles.js", "mosaic.js", "page.js"),
+    (
+        *("policy.js", "picture.js", "simulation.js", "history.js", "episode.js", "steering.js"),
+        *("replay.js", "inspector.js"),
+        *("tiles.js", "mosaic.js", "page.js"),
+    ),
 )
 FOLDER = Path(__file__).parent
 # The page's module is compiled from its own data.
@@ -66,7 +72,8 @@ def game_page(
             f"the policies are of {policy.game!r:.300}; expected policies of {game!r:.300}, whose page this is"
         )
     module, draw = web_module(game), draw_source(game)
-    content = _content(game, module, () if policy is None else policy.policies.values(), title, replay)
+    policies = () if policy is None else policy.policies.values()
+    content = {**_content(game, module, policies, title, replay), "critics": critics_json(policies)}
     page = inline_page(FOLDER, _script(draw), content, policy=WITH_WEBASSEMBLY)
     described = {key: content[key] for key in ("game", "version", "config", "layout", "shared")}
     return {
@@ -137,6 +144,7 @@ def _content(
         ],
         "policies": policies_json(policies),
         "replay": None if replay is None else _replay(game, config, replay),
+        "obs_parts": obs_parts_json(game),
         "layout": module.layout,
         "shared": module.shared,
         "wasm": base64.b64encode(module.wasm).decode(),
@@ -159,7 +167,7 @@ def _replay(game: Env, config: Mapping[str, Any], replay: Replay) -> dict[str, s
 
 
 def _script(draw: str, *others: str) -> str:
-    return _scripts(BEFORE_DRAW) + draw + _scripts((*others, *AFTER_DRAW))
+    return _scripts(BEFORE_DRAW) + draw + player_script() + _scripts((*others, *AFTER_DRAW))
 
 
 def _scripts(names: tuple[str, ...]) -> str:

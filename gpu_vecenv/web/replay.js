@@ -50,18 +50,26 @@ function unplaned(planes, Type, shape) {
   return new Type(bytes.buffer);
 }
 
-// Plays a replay in WebAssembly and compares every digest: the first step that differs, or null.
-function simulateReplay(simulation, replay, upTo = replay.numSteps) {
-  const { env } = simulation;
-  const row = replay.actions.length / replay.numSteps;
-  for (const [name, values] of Object.entries(replay.shared)) env.state[name].set(values);
+// Begins the recorded episode, whose steps the history then has to simulate.
+function beginReplay(history, replay) {
+  const { simulation } = history;
+  for (const [name, values] of Object.entries(replay.shared)) simulation.env.state[name].set(values);
   simulation.reset(BigInt(replay.header.seed), BigInt(replay.header.env_index));
-  for (let step = 0; step < upTo; step++) {
-    env.actions.set(replay.actions.subarray(step * row, (step + 1) * row));
-    simulation.advance();
+  history.begin(replay.actions);
+}
+
+// Simulates a replay in WebAssembly and compares every digest: yields after each step, and returns the first step
+// that differs, or null. `advance` makes a step.
+function* checkReplay(history, replay, advance = () => history.advance()) {
+  const { simulation } = history;
+  const { words } = simulation.env.digest;
+  const differs = () => Number(words[0] & 0xffffffffn) !== replay.stepDigests[simulation.steps];
+  beginReplay(history, replay);
+  let first = differs() ? 0 : null;
+  while (history.length < replay.numSteps) {
+    advance();
+    if (first === null && differs()) first = simulation.steps;
+    yield;
   }
-  const low = simulation.digests.map((digest) => Number(digest & 0xffffffffn));
-  const differs = low.findIndex((half, step) => half !== replay.stepDigests[step]);
-  if (differs >= 0) return differs;
-  return upTo < replay.numSteps || simulation.digest === replay.header.digest ? null : replay.numSteps;
+  return first ?? (simulation.digest === replay.header.digest ? null : replay.numSteps);
 }

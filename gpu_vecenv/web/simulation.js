@@ -18,7 +18,21 @@ class Simulation {
     this.placesOf = new Map();
     this.steered = null; // the agent that a person steers
     this.episodes = [];
+    this.returns = new Float64Array(layout.num_agents); // of the present episode, up to this step
     this.reset(0n);
+  }
+
+  // All that changes from step to step, and what a reader may change: typed arrays.
+  arrays() {
+    const { env, layout } = this;
+    const fields = layout.fields.filter(({ shape, shared }) => !shared || shape.length === 0);
+    const outputs = layout.outputs.filter(({ name }) => !name.startsWith("final_")); // those are written by resets in a step
+    return [
+      ...fields.map(({ name }) => env.state[name.replace(/^state_/, "")]),
+      ...outputs.map(({ name }) => env.outputs[name]),
+      env.digest.words,
+      this.returns,
+    ];
   }
 
   // The actors that a role may have; the first one is the default.
@@ -57,12 +71,11 @@ class Simulation {
   begin() {
     const { env } = this;
     this.steps = 0;
-    this.returns = new Float64Array(this.layout.num_agents);
+    this.returns.fill(0);
     for (const policy of this.policies) policy.reset();
-    this.digests = [];
     env.digest.clear();
     env.digest.addReset();
-    this.#endStep();
+    env.digest.addState();
   }
 
   get ended() {
@@ -108,8 +121,8 @@ class Simulation {
     return all ? all.subarray(agent * num_logits, (agent + 1) * num_logits) : null;
   }
 
-  // Writes actions and steps; `steer(agent)` gives the action of the agent that a person steers.
-  step(steer = null) {
+  // Writes the actions of the coming step; `steer(agent)` gives that of the agent that a person steers.
+  act(steer = null) {
     const { env, layout } = this;
     const { heads } = layout.action;
     env.sampleActions();
@@ -118,7 +131,21 @@ class Simulation {
       if (!this.acts(agent)) own.fill(0);
       else own.set(this.#action(agent, steer) ?? own);
     }
-    this.advance();
+  }
+
+  // Runs the policies that remember through the steps from `first` up to the present one, to which `seek` goes.
+  remember(first, seek) {
+    const { steps } = this;
+    for (const policy of this.policies) policy.reset();
+    const remembering = this.policies.filter(({ cell }) => cell);
+    if (!remembering.length) return;
+    for (let step = first; step < steps; step++) {
+      seek(step);
+      for (const policy of remembering) {
+        for (const agent of policy.agents) if (this.acts(agent)) policy.parameters(agent, this.observation(agent));
+      }
+    }
+    seek(steps);
   }
 
   // Steps with the actions that are there.
@@ -128,8 +155,7 @@ class Simulation {
     this.steps += 1;
     env.outputs.rewards.forEach((reward, agent) => (this.returns[agent] += reward));
     env.digest.addStep();
-    this.#endStep();
-    if (this.ended) this.episodes.push({ steps: this.steps, returns: [...this.returns] });
+    env.digest.addState();
   }
 
   #action(agent, steer) {
@@ -141,13 +167,8 @@ class Simulation {
     return policy.act(agent, this.observation(agent), this.mask(agent), this.random, this.greedy);
   }
 
-  #endStep() {
-    this.env.digest.addState();
-    this.digests.push(this.env.digest.words[0]);
-  }
-
   get digest() {
-    return this.digests.at(-1).toString(16).padStart(16, "0");
+    return this.env.digest.words[0].toString(16).padStart(16, "0");
   }
 
   // Mean return of a role's agents: in this episode, and over those that have ended.

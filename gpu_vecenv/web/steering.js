@@ -121,7 +121,11 @@ class Steering {
   }
 }
 
-// What keys and the pointer wish for.
+const DEAD_ZONE = 0.3; // of a gamepad's stick
+const PAD_MOVES = { 12: [0, 1], 13: [0, -1], 14: [-1, 0], 15: [1, 0] }; // buttons of the standard layout
+const PAD_CHOICES = 4; // its first buttons
+
+// What keys, the pointer and gamepads wish for.
 class Controls {
   constructor(canvas, toUnits) {
     this.keys = new Set();
@@ -131,13 +135,15 @@ class Controls {
     const moves = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, 1], ArrowDown: [0, -1], KeyA: [-1, 0], KeyD: [1, 0], KeyW: [0, 1], KeyS: [0, -1] };
     this.moves = moves;
     this.enabled = false;
-    addEventListener("keydown", (event) => {
+    this.pressed = new Set(); // a gamepad's buttons, when it was last read
+    const keydown = (event) => {
       if (!this.enabled || event.ctrlKey || event.altKey || event.metaKey || event.target.matches("input, select")) return;
       if (event.code in moves) {
         this.keys.add(event.code);
         event.preventDefault();
       } else if (/^[0-9]$/.test(event.key)) this.choice = (Number(event.key) + 9) % 10; // 1 is the first choice, 0 the tenth
-    });
+    };
+    addEventListener("keydown", keydown, { capture: true }); // before the player's keys
     addEventListener("keyup", (event) => this.keys.delete(event.code));
     addEventListener("blur", () => this.keys.clear());
     canvas.addEventListener("pointerdown", (event) => {
@@ -161,11 +167,34 @@ class Controls {
     const { choice, clicked } = this;
     this.choice = this.clicked = null;
     if (choice !== null) return { choice };
-    const pressed = [...this.keys].map((code) => this.moves[code]);
+    const pad = this.#pad(once);
+    if (pad.choice !== null) return { choice: pad.choice };
+    const pressed = [...[...this.keys].map((code) => this.moves[code]), ...pad.moves];
     const direction = pressed.reduce(([x, y], [dx, dy]) => [x + dx, y + dy], [0, 0]);
     if (once) this.keys.clear();
     if (direction[0] || direction[1]) return { direction };
     const point = once ? clicked : (this.held ?? clicked);
     return point ? { point } : null;
+  }
+
+  // Directions and the choice of gamepads: a choice counts once for each press; where `once`, a direction too.
+  #pad(once) {
+    const [moves, pressed] = [[], new Set()];
+    let choice = null;
+    for (const pad of navigator.getGamepads?.() ?? []) {
+      if (!pad) continue;
+      const [x, y] = [pad.axes[0] ?? 0, -(pad.axes[1] ?? 0)];
+      const own = pad.buttons.flatMap((button, k) => (button.pressed && PAD_MOVES[k] ? [PAD_MOVES[k]] : []));
+      if (Math.hypot(x, y) > DEAD_ZONE) own.push([x, y]);
+      if (own.length) pressed.add("direction");
+      if (!once || !this.pressed.has("direction")) moves.push(...own);
+      for (let k = 0; k < PAD_CHOICES; k++) {
+        if (!pad.buttons[k]?.pressed) continue;
+        if (!this.pressed.has(k)) choice = k;
+        pressed.add(k);
+      }
+    }
+    this.pressed = pressed;
+    return { moves, choice };
   }
 }

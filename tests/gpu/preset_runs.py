@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,24 +16,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from figures import Figures, Settings
 from results import ROWS
 
-from gpu_vecenv import Curriculum, Env, PPOConfig, Trainer, VecEnv, configure
-from gpu_vecenv.cli.train import RUN_SIZES
+from gpu_vecenv import Env, PPOConfig, Trainer, VecEnv, configure
+from gpu_vecenv.cli.train import preset_defaults
 from gpu_vecenv.errors import NonFiniteError
+from gpu_vecenv.train.curriculum import preset_curriculum
 from gpu_vecenv.train.evaluation import RolePolicy, evaluate
 from gpu_vecenv.train.learner_config import LearnerConfig
 from gpu_vecenv.train.opponent_ranges import preset_opponents
 from gpu_vecenv.train.parallel_trainers import ParallelTrainers
-from gpu_vecenv.train.pqn import PQNConfig
 
 EVAL_SEED = 1_000_000  # of the environments and actions of evaluations
 PresetName = Literal["fast", "sample-efficient"]
 AlgorithmName = Literal["ppo", "mappo", "pqn", "pqn-vdn"]
-CONFIGS: dict[AlgorithmName, Callable[..., LearnerConfig]] = {
-    "ppo": PPOConfig,
-    "mappo": PPOConfig.mappo,
-    "pqn": PQNConfig,
-    "pqn-vdn": PQNConfig.vdn,
-}
 
 
 class Unfinished(Exception):
@@ -59,14 +54,18 @@ def preset_of(game: Env, preset: PresetName) -> dict[str, Any]:
 def make_trainer(
     game: Env, learner: Mapping[str, Any], seed: int, device: torch.device, algorithm: AlgorithmName = "ppo"
 ) -> Trainer:
-    """As the command line makes it; for another algorithm than "ppo" the preset gives the sizes of the run alone."""
+    """As the command line makes it; for another algorithm than "ppo", of ``learner`` total_steps alone counts."""
     values = {key: tuple(value) if isinstance(value, list) else value for key, value in learner.items()}
-    if algorithm != "ppo":
-        values = {key: values[key] for key in RUN_SIZES if key in values}
-    env = VecEnv(game, values.pop("num_envs"), device, autoreset_mode="next_step")
-    opponents = preset_opponents(game, env.num_envs) if algorithm == "ppo" else None
-    curriculum = Curriculum.of_points(game.preset_schedules) if game.preset_schedules else None
-    return Trainer(env, CONFIGS[algorithm](**values), seed=seed, opponents=opponents, curriculum=curriculum)
+    num_envs, opponents = values.pop("num_envs"), None
+    config: LearnerConfig
+    if algorithm == "ppo":
+        opponents, config = preset_opponents(game, num_envs), PPOConfig(**values)
+    else:
+        preset = ("ppo", "mappo") if algorithm == "mappo" else (algorithm, "fast")
+        num_envs, defaults = preset_defaults(type(game), *preset)
+        config = replace(defaults, total_steps=values["total_steps"])
+    env = VecEnv(game, num_envs, device, autoreset_mode="next_step")
+    return Trainer(env, config, seed=seed, opponents=opponents, curriculum=preset_curriculum(game))
 
 
 def returns_of(

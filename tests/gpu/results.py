@@ -38,6 +38,7 @@ from gpu_vecenv.compile.device import resolve_device
 from gpu_vecenv.engine.timing import provenance
 from gpu_vecenv.envs.registry import configure
 from gpu_vecenv.errors import NonFiniteError
+from gpu_vecenv.train.curriculum import preset_curriculum
 from gpu_vecenv.train.evaluation import evaluate
 from gpu_vecenv.train.opponent_ranges import preset_opponents
 from gpu_vecenv.train.parallel_trainers import ParallelTrainers
@@ -106,7 +107,8 @@ def make_trainer(row: str, factor: int, seed: int, device: torch.device, config:
     preset |= {} if config.total_steps is None else {"total_steps": config.total_steps}
     env = gpu_vecenv.VecEnv(game, num_envs, device, autoreset_mode="next_step")
     opponents = preset_opponents(game, num_envs) if config.preset == "fast" else None
-    return Trainer(env, PPOConfig(**preset), seed=seed, opponents=opponents)
+    how: dict[str, Any] = {"opponents": opponents, "curriculum": preset_curriculum(game)}
+    return Trainer(env, PPOConfig(**preset), seed=seed, **how)
 
 
 def train(trainers: list[Trainer], deadline: float) -> tuple[list[list[dict[str, float]]], list[str]]:

@@ -26,8 +26,13 @@ def sentences() -> Iterator[str]:
     rows = ledger.read()
     agents = [gpu_vecenv.configure(row["game"], **row["config"]).num_agents for row in rows]
     steps = [max(map(int, row["digests"])) * row["num_envs"] * n for row, n in zip(rows, agents, strict=True)]
-    (device,) = {row["device"] for row in rows}
-    yield f"The ledger has {sum(steps) // 10**6:,} million agent-steps of an {device.removeprefix('NVIDIA ')}"
+    of_devices = dict[str, int]()
+    for row, count in zip(rows, steps, strict=True):
+        of_devices[row["device"]] = of_devices.get(row["device"], 0) + count
+    parts = [
+        f"{n // 10**6:,} million agent-steps of an {name.removeprefix('NVIDIA ')}" for name, n in of_devices.items()
+    ]
+    yield f"The ledger has {' and '.join(parts)}"
 
     found = {name: receipts.read(name)["metrics"] for name in receipts.REQUIRED}
     configurations = " to ".join(map(str, sorted({found[tool]["environments"] for tool in SANITIZERS})))

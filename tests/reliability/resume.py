@@ -75,6 +75,11 @@ def saved(run: Path) -> int:
     return max((int(match[1]) for match in map(FILE.fullmatch, names(run)) if match), default=0)
 
 
+def begun(run: Path) -> bool:
+    """Whether the run has a checkpoint: that of the beginning, iteration 0, is one to resume from."""
+    return any(map(FILE.fullmatch, names(run)))
+
+
 def inode(path: Path) -> int:
     """Inode of a file, 0 if there is none; it changes when the file is replaced."""
     return path.stat().st_ino if path.exists() else 0
@@ -169,7 +174,7 @@ def kill_and_resume(
     print(", ".join(f"{name} {seconds:.2f} s" for name, seconds in longest.items() if seconds))
 
     def start() -> WarmProcess:
-        if not saved(run):
+        if not begun(run):
             return process(folder, *command, "--out", run)
         before_resuming(run)
         return process(folder, "train", "--resume", run)

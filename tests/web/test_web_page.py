@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from support.browser import ARGUMENTS, CHROMIUM, PHONE, require_browser, sync_api
 from support.node import REQUIRED, require_node
 
@@ -147,6 +148,35 @@ def test_trained_policies_play_by_default(show):
     assert cells(tab) == [number + 3 * (k % 2 == 0) for k, number in enumerate(before)]
 
 
+def test_the_inspector_shows_observation_probabilities_and_value(show):
+    torch.manual_seed(3)
+    roles = ["tagger", "runner"]
+    network = default_network(RoleView(GAME, roles), (8,), actor_gain=1.0)
+    policy = Policy(GAME, roles, network, normalize_obs=True, normalize_returns=True)
+    policy.obs_normalizer.mean.uniform_(0, 1)
+    policy.return_normalizer.mean.fill_(2.5)
+    policy.return_normalizer.var.fill_(9.0)
+    tab = show(GAME, GamePolicy(GAME, {"tagger+runner": policy}))
+    steps(tab, 3)
+    tab.click("#inspector summary")
+    tab.select_option("#inspect", label="runner 0")
+    obs = torch.tensor(tab.evaluate("[...page.simulation.observation(4)]"))
+    with torch.no_grad():
+        logits, value = policy(obs[None])
+    rows = tab.locator("#action tr").all_inner_texts()
+    shown = [float(row.split()[-2]) / 100 for row in rows[1:]]
+    assert [row.split()[:2] for row in rows[1:]] == [["action", str(k)] for k in range(5)]
+    assert shown == pytest.approx(logits[0].softmax(-1).tolist(), abs=6e-4)  # rounded to a tenth of a percent
+    assert tab.evaluate("page.inspector.value(0, 4)") == pytest.approx(value.item(), rel=1e-4)  # other order of sums
+    parts = GAME.layout.observation.parts["runner"]
+    names = [row.split("\t")[0] for row in tab.locator("#observed tr").all_inner_texts()]
+    assert {name.replace("_", " ") for name in parts.own} <= set(names)
+    assert len(names) == len(parts.own) + sum(entities.count for entities in parts.entities)
+    tab.select_option("#actor-runner", "random")
+    tab.click("#back")
+    assert tab.inner_text("#action") == "Its actor: random."
+
+
 def test_keys_steer_an_agent(show):
     tab = show(GAME)
     tab.select_option("#actor-tagger", "still")
@@ -220,6 +250,95 @@ def test_randomised_parameters_have_sliders(show):
     assert tab.evaluate(mass) == 2, "a reset would draw it anew"
 
 
+def test_the_timeline_goes_back_and_forth(show):
+    tab = show(GAME)
+    seeded(tab, 3)
+    tab.locator("#play").focus()  # a field keeps its keys
+    digests = []
+    for _ in range(6):
+        digests.append(tab.inner_text("#digest"))
+        tab.keyboard.press("ArrowRight")
+    digests.append(tab.inner_text("#digest"))
+    tab.locator("#scrub").fill("2")
+    assert tab.inner_text("#digest") == digests[2] and tab.inner_text("#clock").split() == ["step", "2", "/", "6"]
+    tab.keyboard.press("ArrowLeft")
+    assert tab.inner_text("#digest") == digests[1]
+    for step in (2, 3, 4, 5, 6):
+        tab.keyboard.press("ArrowRight")
+        assert tab.inner_text("#digest") == digests[step], "the past again, not another one"
+    tab.keyboard.press("Home")
+    assert tab.inner_text("#digest") == digests[0]
+    assert tab.url.endswith("#seed=3&t=0")
+
+
+def test_a_link_goes_to_a_step_of_a_seed(show):
+    tab = show(GAME)
+    seeded(tab, 4)
+    steps(tab, 5)
+    digest = tab.inner_text("#digest")
+    assert tab.url.endswith("#seed=4&t=5")
+    tab.reload()
+    tab.wait_for_function("() => window.page && page.linked && page.simulation.steps === 5")
+    assert tab.inner_text("#digest") == digest and tab.input_value("#seed") == "4"
+
+
+def test_one_plays_on_from_the_past_in_another_way(show):
+    tab = show(GAME)
+    tab.select_option("#actor-tagger", "still")
+    steps(tab, 6)
+    tab.locator("#scrub").fill("3")
+    tab.select_option("#steer", label="runner 0")
+    tab.click("#play")
+    before = tab.evaluate("(page.seek(3), [...page.simulation.env.state.cell])")
+    tab.evaluate("page.step()")
+    assert tab.evaluate("page.history.length") == 6, "without a key the past is shown again"
+    tab.evaluate("page.seek(3)")
+    tab.keyboard.down("ArrowRight")
+    tab.evaluate("page.step()")
+    assert cells(tab) == [*before[:8], before[8] + 1, before[9]]
+    assert tab.evaluate("page.history.length") == 4, "what came after is forgotten"
+    tab.keyboard.press("Escape")
+    assert tab.evaluate("page.simulation.steered") is None
+
+
+def test_a_gamepad_steers(show):
+    tab = show(GAME)
+    tab.select_option("#actor-tagger", "still")
+    tab.select_option("#steer", label="runner 0")
+    tab.click("#play")
+    tab.evaluate(
+        """() => {
+            const buttons = Array.from({ length: 16 }, () => ({ pressed: false }));
+            window.pad = { axes: [0.1, -0.2], buttons };
+            navigator.getGamepads = () => [null, window.pad];
+        }"""
+    )
+    moved = []
+    for pad in ("pad.axes = [0.9, 0.1]", "pad.axes = [0.2, 0.1]", "pad.buttons[12].pressed = true"):
+        column, row = cells(tab)[8:]
+        tab.evaluate(f"{pad}; page.step()")
+        moved.append([cells(tab)[8] - column, cells(tab)[9] - row])
+    assert moved == [[1, 0], [0, 0], [0, 1]]
+
+
+def test_motion_between_steps_is_shown_and_not_simulated(show):
+    tab = show(GAME)
+    seeded(tab, 3)
+    steps(tab, 1)
+    found = tab.evaluate(
+        """() => {
+            const discs = ({ shapes }) => shapes.filter(({ agent }) => agent !== null && agent !== undefined);
+            const before = discs(page.episode.picture(0));
+            const after = discs(page.episode.picture(1));
+            page.viewState.share = 0.25;
+            return [before, discs(page.drawing), after].map((each) => each.map(({ x, y }) => [x, y]));
+        }"""
+    )
+    before, shown, after = (np.array(each) for each in found)
+    assert (before != after).any() and shown == pytest.approx(before + 0.25 * (after - before), abs=1e-12)
+    assert tab.inner_text("#step") == "1"
+
+
 def test_many_environments_at_once(show):
     tab = show(GAME)
     digest = tab.inner_text("#digest")
@@ -254,6 +373,8 @@ def test_one_of_many_environments_can_be_shown_alone(show):
     assert int(tab.inner_text("#step")) == tab.evaluate("page.left.env.state.engine_elapsed_steps[0]") > 0
     steps(tab, 1)
     tab.evaluate("document.activeElement.blur()")
+    tab.keyboard.press("Home")
+    assert cells(tab) == expected, "its past begins where it was taken"
     tab.keyboard.press("Escape")
     assert tab.is_visible("canvas.tiles") and tab.evaluate("page.mosaic.count") == 4096
     place, width = chosen + 2, "page.mosaic.canvas.clientWidth / page.mosaic.grid.columns"
@@ -269,7 +390,7 @@ def test_trained_policies_play_many_environments(show):
     policy = one_way(1)
     tab = show(GAME, GamePolicy(GAME, {"tagger+runner": policy}))
     tab.select_option("#actor-tagger", "still")
-    before = tab.evaluate("page.tiles(true), page.play(false), [...page.mosaic.env.state.cell]")
+    before = tab.evaluate("page.tiles(true), page.pause(), [...page.mosaic.env.state.cell]")
     tab.evaluate("while (page.mosaic.steps < 1) page.mosaic.frame(0, true)")
     after = tab.evaluate("[...page.mosaic.env.state.cell]")
     moved = [new - old for old, new in zip(before, after, strict=True)]
@@ -353,6 +474,26 @@ def test_a_page_can_begin_with_a_replay(show):
     assert "bit-identical to the recorded run" in tab.inner_text("#badge")
 
 
+def test_every_control_has_a_name_and_is_reached_by_tab(show):
+    tab = show(dataclasses.replace(gpu_vecenv.configure("pendulum"), randomize={"mass": (0.5, 2.0)}))
+    controls = "main button, main select, main input, main canvas, main summary, header button, header select"
+    nameless, hidden = tab.evaluate(
+        """(controls) => {
+            const all = [...document.querySelectorAll(controls)];
+            const named = (one) => one.getAttribute("aria-label") || one.textContent.trim() || one.labels?.length;
+            const skipped = (one) => one.tabIndex < 0;
+            return [all.filter((one) => !named(one)), all.filter(skipped)].map((each) => each.map(({ id }) => id));
+        }""",
+        controls,
+    )
+    assert nameless == hidden == []
+    reached = set()
+    for _ in range(30):
+        tab.keyboard.press("Tab")
+        reached.add(tab.evaluate("document.activeElement.id"))
+    assert {"back", "play", "forward", "scrub", "speed", "restart", "picture", "steer", "parameter-mass"} <= reached
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_fits_a_phone(show, scheme):
     tab = show(GAME, color_scheme=scheme, **PHONE)
@@ -371,8 +512,8 @@ def test_the_command_writes_a_folder(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("name", GAMES)
-def test_every_game_has_a_page_of_at_most_250_kb(name):
-    assert len(game_page(gpu_vecenv.configure(name))["index.html"]) <= 250_000
+def test_every_game_has_a_page_of_at_most_300_kb(name):
+    assert len(game_page(gpu_vecenv.configure(name))["index.html"]) <= 300_000
 
 
 def test_policies_of_another_configuration_are_refused():

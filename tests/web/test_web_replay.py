@@ -12,7 +12,7 @@ from gpu_vecenv.declare.field import C_TYPES
 from gpu_vecenv.watch.replay import record
 
 require_node()
-SCRIPTS = ("engine.js", "numpy.js", "policy.js", "picture.js", "simulation.js", "replay.js")
+SCRIPTS = ("engine.js", "numpy.js", "policy.js", "picture.js", "simulation.js", "history.js", "replay.js")
 PLAYED = ("tag_gridworld", "connect_four", "pendulum", "simple_adversary")  # choices; turns, masks; a Box; padding
 
 
@@ -58,6 +58,23 @@ def test_shared_fields_of_a_replay_are_used():
 
 def _shared(env):
     return [field.name for field in env.layout.fields if field.shared]
+
+
+def test_any_step_is_simulated_again_from_a_snapshot():
+    game = gpu_vecenv.configure("tag_gridworld")
+    (replay,) = record(gpu_vecenv.VecEnv(game, 1, "cpu"), {"tagger": None, "runner": None}, seed=4)
+    last = replay.num_steps
+    assert last == 100
+    steps = [last, 0, 63, 64, 62, 3, 99, 99, 1, 50]
+    content = {**module_json(game), "policies": [], "noop": {}}
+    text = base64.b64encode(replay.to_bytes()).decode()
+    given = {"content": content, "replay": text, "steps": steps, "snapshots": 8}
+    found = run_node("scrubbed.js", given, *SCRIPTS)
+    assert found["sought"] == [found["played"][step] for step in steps]
+    assert found["played"][-1][0] == replay.digest
+    assert (found["spacing"], found["kept"]) == (16, 7), "at most 8 snapshots"
+    assert found["length"] == 8 and found["cells"] == [3] * 10, "what was changed at a step is changed again"
+    assert found["again"] == found["after"] != found["before"]
 
 
 @pytest.mark.parametrize("dtype", C_TYPES, ids=str)

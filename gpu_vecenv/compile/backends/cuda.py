@@ -26,9 +26,9 @@ from gpu_vecenv.declare.kernels import Array, KernelSignature
 from gpu_vecenv.errors import DeviceFaultError, DeviceUnavailableError
 
 DRIVERS = {"pycuda": "PyCudaDriver", "cuda_core": "CudaCoreDriver"}  # in the order of preference
+ITEMS_PER_THREAD = 16  # the same as MAX_ITEMS_PER_THREAD in staging.cuh
 # One thread per agent up to 256 agents, then one for eight agents. On an H200 1,000 agents are fastest with 256
 # threads, 10,000 with the maximum of 1024.
-ITEMS_PER_THREAD = 16  # the same as MAX_ITEMS_PER_THREAD in staging.cuh
 MIN_THREADS_BEFORE_SHARING, AGENTS_PER_THREAD, MAX_THREADS_PER_ENV = 256, 8, 1024
 _FAULTS: dict[torch.device, str] = {}  # after a fault the GPU is unusable for every environment of the process
 

@@ -22,7 +22,10 @@ from gpu_vecenv.watch.inline_page import inline_page, read
 
 SUBPIXELS = 32  # position units per pixel
 MAX_PIXELS = 1e6  # positions are clipped to this distance from the upper left corner
-SCRIPTS = ("film.js", "stage.js", "plot.js", "page.js")  # concatenated to one module
+# Of all players, see player_script; a page's own scripts follow.
+PLAYER_SCRIPTS = ("elements.js", "paint.js", "stage.js", "events.js", "webm.js", "save.js", "player.js")
+SCRIPTS = ("film.js", "plot.js", "page.js")
+FOLDER = Path(__file__).parent
 
 Array = np.ndarray[Any, Any]
 Drawn = Circle | Line | Polygon
@@ -106,8 +109,19 @@ def page(films: Sequence[Film], title: str) -> str:
     if not isinstance(title, str):
         raise ValueError(f"page: title is {title!r}; expected a str")
     content = {"title": title, "subpixels": SUBPIXELS, "films": [_packed(film) for film in films]}
-    folder = Path(__file__).parent
-    return inline_page(folder, "".join(read(folder / name) for name in SCRIPTS), content)
+    return inline_page(FOLDER, player_script() + _scripts(SCRIPTS), content)
+
+
+def player_script() -> str:
+    """JavaScript of all players, of films and of live play: stage, timeline, events, view, keys.
+
+    It is the first part of a page's module, whose ``page.html`` has the controls that ``inline_page`` inserts.
+    """
+    return _scripts(PLAYER_SCRIPTS)
+
+
+def _scripts(names: Iterable[str]) -> str:
+    return "".join(read(FOLDER / name) for name in names)
 
 
 def _texts(values: Any) -> bool:

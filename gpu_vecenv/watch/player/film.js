@@ -1,16 +1,6 @@
-// A film: unpacks what __init__.py packs; shapes, positions, returns and events at each step.
+// A film: unpacks what __init__.py packs; pictures, places, returns and events at each step.
 
-const NAMED = 3; // agents named in the text of one event
-const FALLBACK_COLOURS = [
-  [47, 111, 208],
-  [208, 96, 40],
-  [40, 150, 96],
-  [142, 84, 190],
-  [180, 140, 20],
-  [20, 150, 170],
-];
-
-const rgb = (colour) => `rgb(${colour.join(" ")})`;
+const KEPT_PICTURES = 64;
 
 async function inflate(text) {
   const bytes = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
@@ -66,6 +56,7 @@ class Film {
     this.terminations = reader.flags(numSteps * count);
     this.truncations = reader.flags(numSteps * count);
     this.views = views.map(([left, right, bottom, top, width, height, background]) => ({
+      bounds: [left, right, bottom, top],
       x: (left + right) / 2,
       y: (bottom + top) / 2,
       scale: Math.min(width / (right - left), height / (top - bottom)),
@@ -77,13 +68,12 @@ class Film {
     this.layoutOf = reader.sums(frames);
     this.layouts = packed.layouts.map((length) => this.#layout(reader.sums(length), packed.tracks));
     this.#frames(reader, packed.tracks);
-    this.#positions(count);
+    this.pictures = new Map();
     let first = 0;
-    this.roles = packed.roles.map(([name, number], index) => {
-      const role = { name, first, end: (first += number) };
-      return { ...role, colour: this.#colour(role) ?? FALLBACK_COLOURS[index % FALLBACK_COLOURS.length] };
-    });
-    this.#makeColoursDistinct();
+    this.roles = packed.roles.map(([name, number]) => ({ name, first, end: (first += number) }));
+    const distinct = roleColours(this.picture(0), this.roles);
+    this.roles.forEach((role, k) => (role.colour = distinct[k]));
+    this.hasPlaces = this.layouts.some(({ bodies }) => bodies.size > 0);
     this.agentIndex = new Map(agents.map((name, place) => [name, place]).reverse());
   }
 
@@ -122,81 +112,52 @@ class Film {
     });
   }
 
-  // Positions of the agents' bodies in the game's units; NaN for an agent without one.
-  #positions(count) {
-    this.positions = new Float64Array(2 * count * (this.numSteps + 1)).fill(NaN);
-    this.frames.forEach((numbers, frame) => {
-      for (const [agent, { at }] of this.layouts[this.layoutOf[frame]].bodies) {
-        const place = this.units(
-          this.views[this.viewOf[frame]],
-          numbers[at] / this.subpixels,
-          numbers[at + 1] / this.subpixels,
-        );
-        this.positions.set(place, 2 * (frame * count + agent));
-      }
-    });
-    this.hasPositions = this.positions.some((number) => !Number.isNaN(number));
-  }
-
-  // The most frequent colour of a role's bodies.
-  #colour(role) {
-    const counts = new Map();
-    for (const [agent, { at, points }] of this.layouts[this.layoutOf[0]].bodies) {
-      const colour = this.frames[0][at + 2 * points + 1];
-      if (agent >= role.first && agent < role.end) counts.set(colour, (counts.get(colour) ?? 0) + 1);
-    }
-    const [most] = [...counts].sort((one, other) => other[1] - one[1]);
-    return most && this.colours[most[0]];
-  }
-
-  // Assign distinct colours to roles, for the plots.
-  #makeColoursDistinct() {
-    const taken = new Set();
-    for (const role of this.roles) {
-      const free = [role.colour, ...FALLBACK_COLOURS].find((colour) => !taken.has(rgb(colour)));
-      role.colour = free ?? role.colour;
-      taken.add(rgb(role.colour));
-    }
-  }
-
   frame(step) {
     return Math.min(step, this.numSteps);
   }
 
-  view(step) {
-    return this.views[this.viewOf[this.frame(step)]];
+  // The drawing at a step, in the game's units.
+  picture(step) {
+    const frame = this.frame(step);
+    let found = this.pictures.get(frame);
+    if (!found) {
+      if (this.pictures.size >= KEPT_PICTURES) this.pictures.delete(this.pictures.keys().next().value);
+      this.pictures.set(frame, (found = this.#picture(frame)));
+    }
+    return found;
   }
 
-  layout(step) {
-    return this.layouts[this.layoutOf[this.frame(step)]];
+  #picture(frame) {
+    const [numbers, view] = [this.frames[frame], this.views[this.viewOf[frame]]];
+    const shapes = this.layouts[this.layoutOf[frame]].shapes.map(({ kind, points, agent, at }) => {
+      const size = numbers[at + 2 * points] / this.subpixels / view.scale;
+      const colour = this.colours[numbers[at + 2 * points + 1]];
+      const places = Array.from({ length: points }, (_, k) => this.#units(view, numbers, at + 2 * k));
+      if (kind === "circle") return { kind, x: places[0][0], y: places[0][1], radius: size, colour, agent };
+      return kind === "line" ? { kind, points: places, width: size, colour } : { kind, points: places, colour };
+    });
+    const { bounds, width, height, background } = view;
+    return { bounds, width, height, background, shapes };
   }
 
-  // From pixels of the picture to the game's units.
-  units(view, x, y) {
+  // A point of the picture in the game's units.
+  #units(view, numbers, at) {
+    const [x, y] = [numbers[at] / this.subpixels, numbers[at + 1] / this.subpixels];
     return [view.x + (x - view.width / 2) / view.scale, view.y - (y - view.height / 2) / view.scale];
   }
 
-  // From the game's units to pixels of the picture.
-  pixels(view, x, y) {
-    return [view.width / 2 + (x - view.x) * view.scale, view.height / 2 - (y - view.y) * view.scale];
+  // Where an agent is drawn at a step, in the game's units; null for nowhere.
+  place(agent, step) {
+    const frame = this.frame(step);
+    const body = this.layouts[this.layoutOf[frame]].bodies.get(agent);
+    return body ? this.#units(this.views[this.viewOf[frame]], this.frames[frame], body.at) : null;
   }
 
-  // The shapes at a step, in pixels of the picture: {kind, positions: [x, y, …], size, colour, agent}.
-  *shapes(step) {
-    const numbers = this.frames[this.frame(step)];
-    for (const { kind, points, agent, at } of this.layout(step).shapes) {
-      const positions = Array.from(numbers.subarray(at, at + 2 * points), (number) => number / this.subpixels);
-      const size = numbers[at + 2 * points] / this.subpixels;
-      const colour = this.colours[numbers[at + 2 * points + 1]];
-      yield { kind, positions, size, colour, agent };
-    }
-  }
-
-  // The last known position of an agent, in the game's units.
-  lastPosition(agent, step) {
+  // Where an agent was last drawn.
+  lastPlace(agent, step) {
     for (let frame = this.frame(step); frame >= 0; frame--) {
-      const at = 2 * (frame * this.agents.length + agent);
-      if (!Number.isNaN(this.positions[at])) return [this.positions[at], this.positions[at + 1]];
+      const found = this.place(agent, frame);
+      if (found) return found;
     }
     return null;
   }
@@ -226,46 +187,18 @@ class Film {
   }
 }
 
-// "a, b, c and 7 more"
-function joinNames(film, agents) {
-  const names = agents.slice(0, NAMED).map((agent) => film.agents[agent]);
-  const more = agents.length - names.length;
-  if (more) return `${names.join(", ")} and ${more} more`;
-  return names.length > 1 ? `${names.slice(0, -1).join(", ")} and ${names.at(-1)}` : names[0];
-}
-
-// Agents that left or returned, and the end of the episode: {step, agents, text}.
+// Events of all steps of a film.
 function eventsOf(film) {
-  const events = [];
-  const count = film.agents.length;
-  for (let step = 1; step <= film.numSteps; step++) {
-    const left = [];
-    const cut = [];
-    const back = [];
-    let before = 0;
-    for (let agent = 0; agent < count; agent++) {
-      const flag = agent * film.numSteps + step - 1;
-      const was = film.isActive(agent, step - 1);
-      const is = film.isActive(agent, step);
-      before += was;
-      if (!was && is) back.push(agent);
-      else if (was && film.terminations[flag]) left.push(agent);
-      else if (was && film.truncations[flag]) cut.push(agent);
-      else if (was && !is) left.push(agent);
-    }
-    const add = (agents, text) => events.push({ step, agents, text });
-    if (before && left.length + cut.length === before && !back.length) {
-      const how = [left.length && "terminated", cut.length && "truncated"].filter(Boolean);
-      const each = how.length > 1 ? `${left.length} terminated, ${cut.length} truncated` : how[0];
-      add(
-        [...left, ...cut],
-        before > 1 ? `the episode ended: ${each} (${before} agents)` : `the episode ended: ${each}`,
-      );
-    } else {
-      if (left.length) add(left, `${joinNames(film, left)} left`);
-      if (cut.length) add(cut, `${joinNames(film, cut)} left: truncated`);
-    }
-    if (back.length) add(back, `${joinNames(film, back)} returned`);
-  }
-  return events;
+  const flag = (flags, step) => (agent) => flags[agent * film.numSteps + step - 1] === 1;
+  const reward = (step) => (agent) => (step > 0 ? film.rewards[agent * film.numSteps + step - 1] : 0);
+  return Array.from({ length: film.numSteps }, (_, k) =>
+    stepEvents(k + 1, film.agents, {
+      was: (agent) => film.isActive(agent, k),
+      is: (agent) => film.isActive(agent, k + 1),
+      terminated: flag(film.terminations, k + 1),
+      truncated: flag(film.truncations, k + 1),
+      reward: reward(k + 1),
+      before: reward(k),
+    }),
+  ).flat();
 }

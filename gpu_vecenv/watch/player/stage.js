@@ -1,29 +1,30 @@
-// A film's picture on a canvas: camera, shapes, trails, and pointer input.
+// An episode's picture on a canvas: camera, trails, and pointer input.
+//
+// An episode has numSteps, agents (names), agentIndex (name -> agent), roles ({name, first, end, colour}), and at a step
+// picture(step), place(agent, step), lastPlace(agent, step).
 
 const TRAIL = 40; // steps
 const MAX_ZOOM = 16;
 
-const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
-
-function element(tag, properties = {}, ...children) {
-  const made = Object.assign(document.createElement(tag), properties);
-  made.append(...children);
-  return made;
-}
-
 class Stage {
-  constructor(film, viewState, onPick) {
-    Object.assign(this, { film, viewState, onPick, hovered: null });
-    const { width, height } = film.views[film.viewOf[0]];
+  constructor(episode, viewState, onPick) {
+    Object.assign(this, { episode, viewState, onPick, hovered: null, passive: false });
     this.canvas = element("canvas");
     this.canvas.setAttribute("role", "img");
-    this.canvas.style.aspectRatio = `${width} / ${height}`;
     this.tip = element("div", { className: "tip", hidden: true });
     this.badge = element("div", { className: "badge", hidden: true });
     this.box = element("div", { className: "stage" }, this.canvas, this.badge, this.tip);
-    this.box.style.setProperty("--aspect", width / height);
+    this.shape(episode.picture(0));
     new ResizeObserver(() => this.fit()).observe(this.canvas);
     this.#listen();
+  }
+
+  // The canvas has the shape of the drawing.
+  shape({ width, height }) {
+    const aspect = `${width} / ${height}`;
+    if (this.canvas.style.aspectRatio === aspect) return;
+    this.canvas.style.aspectRatio = aspect;
+    this.box.style.setProperty("--aspect", width / height);
   }
 
   fit() {
@@ -34,128 +35,91 @@ class Stage {
     this.draw();
   }
 
-  // The camera: scale k, and the point (x, y) of the picture at the centre of the canvas.
-  camera() {
-    const { film, viewState, canvas } = this;
-    const view = film.view(viewState.step);
-    const k = Math.min(canvas.width / view.width, canvas.height / view.height) * viewState.zoom;
-    const agent = film.agentIndex.get(viewState.followed);
-    const place = agent !== undefined && film.lastPosition(agent, viewState.step);
-    if (place) {
-      const [x, y] = film.pixels(view, ...place);
-      return { k, x, y };
-    }
-    // The view stays inside the picture.
+  // The drawing that is shown; between two steps one that was never simulated.
+  get drawing() {
+    const { episode, viewState } = this;
+    const step = Math.min(viewState.step, episode.numSteps);
+    const shown = (at) => (viewState.dark ? dark(episode.picture(at)) : episode.picture(at));
+    const moves = viewState.share < 1 && step > 0 && step === viewState.step;
+    return moves ? between(shown(step - 1), shown(step), viewState.share) : shown(step);
+  }
+
+  // Where a drawing lies on a canvas of this size, with `k` pixels for each of its own, and (x, y) of these centred.
+  camera(drawing, { width, height } = this.canvas) {
+    const { episode, viewState } = this;
+    const [left, right, bottom, top] = drawing.bounds;
+    const [middle, centre] = middleOf(drawing);
+    const units = Math.min(drawing.width / (right - left), drawing.height / (top - bottom));
+    const k = Math.min(width / drawing.width, height / drawing.height) * viewState.zoom;
+    const agent = episode.agentIndex.get(viewState.followed);
+    const disc = discsOf(drawing).get(agent);
+    const place = disc ? [disc.x, disc.y] : agent !== undefined && episode.lastPlace(agent, viewState.step);
+    // Without an agent the view stays inside the picture.
     const inside = (share, length, shown) => {
       const half = Math.min(shown, length) / 2;
       return clamp(share * length, half, length - half);
     };
-    return { k, x: inside(viewState.x, view.width, canvas.width / k), y: inside(viewState.y, view.height, canvas.height / k) };
+    const x = place ? drawing.width / 2 + (place[0] - middle) * units : inside(viewState.x, drawing.width, width / k);
+    const y = place ? drawing.height / 2 - (place[1] - centre) * units : inside(viewState.y, drawing.height, height / k);
+    const looked = [middle + (x - drawing.width / 2) / units, centre - (y - drawing.height / 2) / units];
+    return { k, x, y, ...placement(k * units, looked, [width / 2, height / 2]) };
   }
 
   draw() {
-    if (!this.ratio) return;
-    const { film, viewState, canvas } = this;
-    const context = canvas.getContext("2d");
-    const view = film.view(viewState.step);
-    const { k, x, y } = this.camera();
-    const thin = this.ratio; // minimum width of discs and lines: one pixel
-    const across = (place) => (place - x) * k + canvas.width / 2;
-    const down = (place) => (place - y) * k + canvas.height / 2;
-    context.fillStyle = rgb(view.background);
-    context.fillRect(0, 0, canvas.width, canvas.height);
-    context.lineCap = context.lineJoin = "round";
-    let trails = viewState.trails;
-    for (const { kind, positions, size, colour, agent } of film.shapes(viewState.step)) {
-      if (trails && agent !== null) {
-        this.#trails(context, view, across, down);
-        trails = false;
-      }
-      context.beginPath();
-      if (kind === "circle") {
-        context.arc(across(positions[0]), down(positions[1]), Math.max(size * k, thin / 2), 0, 2 * Math.PI);
-      } else {
-        for (let i = 0; i < positions.length; i += 2) context.lineTo(across(positions[i]), down(positions[i + 1]));
-      }
-      if (kind === "line") {
-        context.strokeStyle = rgb(colour);
-        context.lineWidth = Math.max(size * k, thin);
-        context.stroke();
-      } else {
-        context.fillStyle = rgb(colour);
-        context.fill();
-      }
-    }
-    for (const name of new Set([viewState.followed, this.hovered])) this.#ring(context, view, across, down, name);
+    if (this.ratio) this.paint(this.canvas, this.ratio);
   }
 
-  #trails(context, view, across, down) {
-    const { film, viewState } = this;
-    const last = film.frame(viewState.step);
-    const count = film.agents.length;
-    const far = Math.max(view.width, view.height) / 4; // longer than this in one step: a jump, not drawn
-    const at = (agent, frame) => {
-      const place = 2 * (frame * count + agent);
-      return film.pixels(view, film.positions[place], film.positions[place + 1]);
-    };
-    const chosen = film.agentIndex.get(viewState.followed);
+  // Draws on any canvas; lines are at least `thin` pixels wide.
+  paint(canvas, thin) {
+    const { episode, viewState, drawing } = this;
+    const context = canvas.getContext("2d");
+    const camera = this.camera(drawing, canvas);
+    const trails = viewState.trails ? () => this.#trails(context, drawing, camera, thin) : null;
+    paint(context, drawing, [0, 0, canvas.width, canvas.height], thin, thin, 0, camera, trails);
+    for (const name of new Set([viewState.followed, viewState.marked, this.hovered])) ring(context, drawing, camera, episode.agentIndex.get(name), thin);
+  }
+
+  #trails(context, drawing, { across, down }, thin) {
+    const { episode, viewState } = this;
+    const last = Math.min(viewState.step, episode.numSteps);
+    const share = last === viewState.step ? viewState.share : 1;
+    const [left, right, bottom, top] = drawing.bounds;
+    const far = Math.max(right - left, top - bottom) / FAR; // longer than this in one step: a jump, not drawn
+    const chosen = episode.agentIndex.get(viewState.followed);
+    context.save();
     context.lineCap = "butt"; // round ends would overlap
-    for (let frame = Math.max(1, last - TRAIL + 1); frame <= last; frame++) {
-      const young = 1 - (last - frame) / TRAIL;
-      for (const role of film.roles) {
+    for (let step = Math.max(1, last - TRAIL + 1); step <= last; step++) {
+      const young = 1 - (last - step) / TRAIL;
+      for (const role of episode.roles) {
         for (const own of [false, true]) {
           // the followed agent's trail is wider
           context.beginPath();
           for (let agent = role.first; agent < role.end; agent++) {
             if ((agent === chosen) !== own) continue;
-            const from = at(agent, frame - 1);
-            const to = at(agent, frame);
-            if (!(Math.hypot(to[0] - from[0], to[1] - from[1]) < far)) continue;
+            const [from, to] = [episode.place(agent, step - 1), episode.place(agent, step)];
+            if (!from || !to || !(Math.hypot(to[0] - from[0], to[1] - from[1]) < far)) continue;
+            const part = step === last ? share : 1;
             context.moveTo(across(from[0]), down(from[1]));
-            context.lineTo(across(to[0]), down(to[1]));
+            context.lineTo(across(from[0] + part * (to[0] - from[0])), down(from[1] + part * (to[1] - from[1])));
           }
           context.globalAlpha = (own ? 0.9 : 0.6) * young;
-          context.strokeStyle = rgb(role.colour);
-          context.lineWidth = (own ? 2 : 1) * 1.5 * Math.sqrt(viewState.zoom) * this.ratio;
+          context.strokeStyle = cssColour(viewState.dark ? darkColour(role.colour) : role.colour);
+          context.lineWidth = (own ? 2 : 1) * 1.5 * Math.sqrt(viewState.zoom) * thin;
           context.stroke();
         }
       }
     }
-    context.globalAlpha = 1;
-    context.lineCap = "round";
-  }
-
-  #ring(context, view, across, down, name) {
-    const agent = this.film.agentIndex.get(name);
-    const body = this.film.layout(this.viewState.step).bodies.get(agent);
-    if (!body) return;
-    const [x, y, size] = this.film.frames[this.film.frame(this.viewState.step)].subarray(body.at, body.at + 3);
-    const { subpixels } = this.film;
-    const { k } = this.camera();
-    const radius = (size / subpixels) * k + 4 * this.ratio;
-    for (const [width, colour] of [
-      [5, "rgb(255 255 255 / 85%)"],
-      [2, "rgb(20 26 36)"],
-    ]) {
-      context.beginPath();
-      context.arc(across(x / subpixels), down(y / subpixels), radius, 0, 2 * Math.PI);
-      context.lineWidth = width * this.ratio;
-      context.strokeStyle = colour;
-      context.stroke();
-    }
+    context.restore();
   }
 
   // The agent at a point of the canvas, and its position, in CSS pixels.
   near(offsetX, offsetY, reach) {
-    const { film, viewState, canvas } = this;
-    const numbers = film.frames[film.frame(viewState.step)];
-    const { k, x, y } = this.camera();
+    const { drawing, ratio } = this;
+    const { scale, across, down } = this.camera(drawing);
     let found = null;
     let least = Infinity;
-    for (const [agent, { at }] of film.layout(viewState.step).bodies) {
-      const left = ((numbers[at] / film.subpixels - x) * k + canvas.width / 2) / this.ratio;
-      const top = ((numbers[at + 1] / film.subpixels - y) * k + canvas.height / 2) / this.ratio;
-      const radius = ((numbers[at + 2] / film.subpixels) * k) / this.ratio;
+    for (const [agent, disc] of discsOf(drawing)) {
+      const [left, top, radius] = [across(disc.x) / ratio, down(disc.y) / ratio, (disc.radius * scale) / ratio];
       const distance = Math.hypot(left - offsetX, top - offsetY);
       if (distance < radius + reach && distance < least) [found, least] = [{ agent, left, top, radius }, distance];
     }
@@ -163,8 +127,8 @@ class Stage {
   }
 
   hover(event) {
-    const found = event && this.near(event.offsetX, event.offsetY, 4);
-    const name = found ? this.film.agents[found.agent] : null;
+    const found = event && !this.passive && this.near(event.offsetX, event.offsetY, 4);
+    const name = found ? this.episode.agents[found.agent] : null;
     this.tip.hidden = !found;
     this.canvas.classList.toggle("near", Boolean(found));
     if (found) {
@@ -178,7 +142,7 @@ class Stage {
     }
   }
 
-  // A click follows an agent; dragging pans a zoomed view; two fingers, or Ctrl with the wheel, zoom.
+  // A click picks an agent; dragging pans a zoomed view; two fingers, or Ctrl with the wheel, zoom.
   #listen() {
     const { canvas, viewState } = this;
     const down = new Map();
@@ -189,6 +153,7 @@ class Stage {
       return Math.hypot(one.offsetX - other.offsetX, one.offsetY - other.offsetY);
     };
     canvas.addEventListener("pointerdown", (event) => {
+      if (this.passive) return;
       down.set(event.pointerId, event);
       canvas.setPointerCapture(event.pointerId);
       moved = down.size > 1 ? Infinity : 0;
@@ -205,15 +170,15 @@ class Stage {
         this.zoomAt(event.offsetX, event.offsetY, wider / spread);
         spread = wider;
       } else if (moved > 6 && viewState.zoom > 1 && viewState.followed === null) {
-        const { k, x, y } = this.camera();
-        const view = this.film.view(viewState.step);
+        const view = this.drawing;
+        const { k, x, y } = this.camera(view);
         viewState.change({ x: (x - (dx * this.ratio) / k) / view.width, y: (y - (dy * this.ratio) / k) / view.height });
       }
     });
     const up = (event) => {
       if (down.delete(event.pointerId) && event.type === "pointerup" && moved <= 6) {
         const found = this.near(event.offsetX, event.offsetY, event.pointerType === "mouse" ? 6 : 16);
-        this.onPick(found ? this.film.agents[found.agent] : null);
+        this.onPick(found ? this.episode.agents[found.agent] : null);
       }
     };
     canvas.addEventListener("pointerup", up);
@@ -233,8 +198,8 @@ class Stage {
   // Zooms by a factor around a point of the canvas.
   zoomAt(offsetX, offsetY, factor) {
     const { viewState, canvas } = this;
-    const view = this.film.view(viewState.step);
-    const { k, x, y } = this.camera();
+    const view = this.drawing;
+    const { k, x, y } = this.camera(view);
     const zoom = clamp(viewState.zoom * factor, 1, MAX_ZOOM);
     const rest = (1 - viewState.zoom / zoom) / k;
     viewState.change({
