@@ -11,7 +11,7 @@ import json
 import math
 import re
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FunctionType, ModuleType
 from typing import Any, NoReturn
 
@@ -183,19 +183,31 @@ class _Function:
         self.outside = {**vars(builtins), **function.__globals__, **inspect.getclosurevars(function).nonlocals}
         given = [*tree.args.posonlyargs, *tree.args.args]
         self.instance = given.pop(0).arg if is_method and given else None
-        self.scopes: list[set[str]] = [{argument.arg for argument in (*given, *tree.args.kwonlyargs)} | _assigned(tree)]
+        self.scopes: list[set[str]] = []
+        signature = inspect.signature(function).parameters
+        defaults = {
+            argument.arg: translation.constant(default, argument.arg)
+            for argument in (*given, *tree.args.kwonlyargs)
+            if (default := signature[argument.arg].default) is not inspect.Parameter.empty
+        }
+        self.source = "\n".join(self.function(tree, name, given, defaults))
+
+    def function(
+        self, tree: ast.FunctionDef, name: str, given: list[ast.arg], defaults: Mapping[str, str]
+    ) -> list[str]:
+        """The lines of a function of the name, whose arguments by position are given."""
         if tree.args.vararg or tree.args.kwarg:
             self.refuse(tree, "*args and **kwargs")
-        parameters = [self.local(argument.arg) for argument in (*given, *tree.args.kwonlyargs)]
-        signature = inspect.signature(function).parameters
-        for position, argument in enumerate((*given, *tree.args.kwonlyargs)):
-            if (default := signature[argument.arg].default) is not inspect.Parameter.empty:
-                parameters[position] += f" = {translation.constant(default, argument.arg)}"
-        own = sorted(_assigned(tree) - {argument.arg for argument in given})
+        names = [argument.arg for argument in (*given, *tree.args.kwonlyargs)]
+        assigned = _assigned(tree)
+        self.scopes.append({*names, *assigned})
+        parameters = [self.local(one) + (f" = {defaults[one]}" if one in defaults else "") for one in names]
+        own = sorted(assigned.difference(names))
         let = [f"  let {', '.join(map(self.local, own))};"] if own else []
-        star = "*" if any(isinstance(node, ast.Yield | ast.YieldFrom) for node in ast.walk(tree)) else ""
+        star = "*" if any(isinstance(node, ast.Yield | ast.YieldFrom) for node in _own_nodes(tree)) else ""
         body = self.block(tree.body)
-        self.source = "\n".join([f"function{star} {name}({', '.join(parameters)}) {{", *let, *body, "}"])
+        self.scopes.pop()
+        return [f"function{star} {name}({', '.join(parameters)}) {{", *let, *body, "}"]
 
     def refuse(self, node: ast.AST, what: str | None = None) -> NoReturn:
         """EnvDefinitionError that names the file, the line and what has no counterpart."""
@@ -244,6 +256,9 @@ class _Function:
                 return [head, "  " + self.assignment(target, f"item{node.lineno}_"), *self.block(body), "}"]
             case ast.While(test, body, []):
                 return [f"while (py.truth({self(test)})) {{", *self.block(body), "}"]
+            case ast.FunctionDef(name, arguments, _, []) if not (arguments.defaults or arguments.kw_defaults):
+                first, *rest = self.function(node, "", [*arguments.posonlyargs, *arguments.args], {})
+                return [f"{self.local(name)} = {first}", *rest[:-1], "};"]
             case ast.Break():
                 return ["break;"]
             case ast.Continue():
@@ -417,16 +432,35 @@ class _Function:
         keywords = [keyword for keyword in node.keywords if not (callee is zip and keyword.arg == "strict")]
         if not keywords:
             return [self.element(argument) for argument in node.args]
-        if any(keyword.arg is None for keyword in keywords) or any(isinstance(a, ast.Starred) for a in node.args):
+        if any(keyword.arg is None for keyword in keywords):
             self.refuse(node)
+        values = {str(keyword.arg): self(keyword.value) for keyword in keywords}
         try:
-            names = list(inspect.signature(callee).parameters)
-            bound = inspect.signature(callee).bind(*node.args, **{str(k.arg): k.value for k in keywords}).arguments
+            parameters = inspect.signature(callee).parameters
+            if any(isinstance(argument, ast.Starred) for argument in node.args):
+                positional, names = self.before_keywords(node, parameters, values)
+            else:
+                inspect.signature(callee).bind(*node.args, **values)
+                positional = [self(argument) for argument in node.args]
+                names = list(parameters)[len(positional) :]
         except (TypeError, ValueError):
             self.refuse(node)
-        given = [self(bound[name]) if name in bound else "undefined" for name in names]
-        last = max(names.index(name) for name in bound)
-        return given[: last + 1]
+        last = max(names.index(name) for name in values)
+        return positional + [values.get(name, "undefined") for name in names[: last + 1]]
+
+    def before_keywords(
+        self, node: ast.Call, parameters: Mapping[str, inspect.Parameter], keywords: Iterable[str]
+    ) -> tuple[list[str], list[str]]:
+        """The arguments by position, with starred ones among them, and the names of the parameters after them.
+
+        How many values a starred one has is not known here: it has those of all parameters before the keywords, as
+        none of these has a default.
+        """
+        names = list(parameters)
+        first = min(map(names.index, keywords))
+        if any(parameters[name].default is not inspect.Parameter.empty for name in names[:first]):
+            self.refuse(node)
+        return [self.element(argument) for argument in node.args], names[first:]
 
     # Names
 
@@ -466,17 +500,26 @@ class _Function:
 
 
 def _assigned(tree: ast.FunctionDef) -> set[str]:
-    """Names that a function assigns to, without those of its comprehensions and lambdas."""
-    found, rest = set[str](), list[ast.AST](tree.body)
+    """Names that a function assigns to, without those of its comprehensions, lambdas and inner functions."""
+    found = set[str]()
+    for node in _own_nodes(tree):
+        if isinstance(node, ast.FunctionDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+    return found
+
+
+def _own_nodes(tree: ast.FunctionDef) -> Iterator[ast.AST]:
+    """The nodes of a function's scope; of comprehensions what they iterate over and test."""
+    rest = list[ast.AST](tree.body)
     while rest:
         node = rest.pop()
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found.add(node.id)
+        yield node
         if isinstance(node, ast.comprehension):
             rest += [node.iter, *node.ifs]
-        elif not isinstance(node, ast.Lambda):
+        elif not isinstance(node, ast.Lambda | ast.FunctionDef):
             rest += ast.iter_child_nodes(node)
-    return found
 
 
 def _names(target: ast.expr) -> set[str]:

@@ -22,9 +22,9 @@ HINT = re.compile(r"gpu-vecenv [a-z]+ .+$", re.MULTILINE)
 # What each command prints as next steps. Of `new` they train for a minute, so with fewer steps here.
 EXPECTED = {
     "new": ["check", "train"],
-    "own": ["replay record"],
-    "bundled": ["replay record"],
-    "seeds": ["replay record"],
+    "own": ["replay record", "web"],
+    "bundled": ["replay record", "web"],
+    "seeds": ["replay record", "web"],
     "record own": ["replay html"],
     "record bundled": ["replay html"],
     "again": ["train --resume"],

@@ -167,8 +167,24 @@ class Sketch(Env):
     def corner(self, factor):
         return factor * self.count
 
+    def ring(self, state):
+        """Functions in functions, which read variables as they are when called, and starred arguments with others."""
+        scale = 1
+
+        def around(angles):
+            half = scale / 2
+            return half * np.cos(angles), half * np.sin(angles)
+
+        def both():
+            yield Circle(*around(state["number"]), colour=RED, radius=0.1)
+            yield Line([around(k) for k in range(3)], colour=BLUE, width=0.2)
+
+        scale = self.count
+        return both()
+
     def draw(self, state):
-        shapes = [Line([(k, float(v)) for k, v in enumerate(way)] + [(0, 0)], 1, BLUE) for way in self.ways(state)]
+        shapes = [*self.ring(state)]
+        shapes += [Line([(k, float(v)) for k, v in enumerate(way)] + [(0, 0)], 1, BLUE) for way in self.ways(state)]
         shapes += spiral(9)
         shapes += discs(state["place"], 0.5, blend(RED, BLUE, 0.3), agents=range(3))
         circles = shapes[-3:]
@@ -218,6 +234,10 @@ def test_every_counterpart_is_in_the_scripts(tmp_path):
         ("np.random.rand()", "np.random.rand"),
         ("with a:\n        pass", "with a:"),
         ("f(x=1)", "f(x=1)"),
+        ("np.clip(*f, a_max=1)", "np.clip(*f, a_max=1)"),
+        ("np.stack(f, axis=0, kind=1)", "np.stack(f, axis=0, kind=1)"),
+        ("def inner(x=1):\n        pass", "def inner(x=1):"),
+        ("def inner(*x):\n        pass", "*args and **kwargs"),
         ("f'{state}'", "f'{state}'"),
     ],
 )
