@@ -93,6 +93,7 @@ def test_only_the_predecessors_code_is_skipped() -> None:
         "python client",
         "yaml client",
         "sh",
+        "bibtex",
         "cuda",
         "js",
         "diff ",
@@ -202,6 +203,37 @@ def test_links_lead_somewhere(document: str) -> None:
             file = (ROOT / document).parent / path if path else ROOT / document
             assert file.exists(), target
             assert not anchor or anchor in anchors(file.read_text()), target
+
+
+def test_the_readme_is_short_and_its_pictures_are_here() -> None:
+    text = TEXTS["README.md"]
+    assert len(text.splitlines()) <= 110
+    linked = re.findall(r'(?:src|srcset|href)="([^"]*)"', text)
+    files = [ROOT / target.partition("#")[0] for target in linked]
+    assert len(linked) > 20 and all(file.is_file() for file in files), linked
+    assert all(file.stat().st_size < 2_000_000 for file in (ROOT / "docs" / "films").glob("*.gif"))
+
+
+def test_no_page_names_an_address_that_the_project_lacks() -> None:
+    addresses = script("addresses")
+    for text in TEXTS.values():  # of another project's repository is another name before the slash
+        own = set(re.findall(r"https?://[^\s)\"']*gpu_?-?vecenv[^\s)\"']*", text))
+        assert all(address.startswith((addresses.REPOSITORY or " ", addresses.SITE or " ")) for address in own), own
+
+
+def test_badges_say_what_the_project_says() -> None:
+    badges = script("badges")
+    for name, texts in badges.badges().items():
+        assert badges.badge(*texts) == (ROOT / "docs" / "_static" / f"badge-{name}.svg").read_text()
+        assert f"docs/_static/badge-{name}.svg" in TEXTS["README.md"]
+    assert badges.badges()["python"][1] in TEXTS["README.md"]
+
+
+def script(name: str) -> Any:
+    """A module beside the documentation."""
+    namespace: dict[str, Any] = {"__file__": str(ROOT / "docs" / f"{name}.py"), "__name__": name}
+    exec((ROOT / "docs" / f"{name}.py").read_text(), namespace)
+    return SimpleNamespace(**namespace)
 
 
 def test_names_exist() -> None:
