@@ -63,6 +63,7 @@ lint: $(VENV)/dev.stamp
 	$(BIN)/ruff format --check .
 	find cuda examples tests -name '*.cu' -o -name '*.cuh' | xargs $(BIN)/clang-format --dry-run -Werror
 	$(BIN)/lint-imports
+	$(BIN)/python tests/support/prose.py
 
 types: $(VENV)/dev.stamp
 	$(BIN)/python -m mypy
