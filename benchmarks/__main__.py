@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -20,7 +21,7 @@ from benchmarks.environments import ROOT, python_of
 from benchmarks.errors import BenchmarkError
 from benchmarks.peers import PEERS
 from benchmarks.summary import compared
-from benchmarks.workload import Algorithm, Peer, Request, Workload
+from benchmarks.workload import Algorithm, Kind, Peer, Request, Workload
 
 REPEATS, QUICK_REPEATS = 10, 3
 # JAX takes most of a GPU's memory at its start otherwise.
@@ -118,8 +119,8 @@ def measure(
         return row, first.ready, second.ready
 
 
-def rows(name: str, peer: Peer, arguments: argparse.Namespace, results: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Measure the workloads one by one; what they have in common is stored in ``results``."""
+def workloads_of(peer: Peer, arguments: argparse.Namespace) -> tuple[Workload, ...]:
+    """Those that the command line names."""
     workloads = peer.workloads(arguments.device)
     if not workloads:
         other = "cuda" if peer.cuda else "cpu"
@@ -134,12 +135,34 @@ def rows(name: str, peer: Peer, arguments: argparse.Namespace, results: dict[str
                 f"{peer.title} has no training by {arguments.algorithm!r} on {arguments.device!r} here; scripts that "
                 "are not on PyPI need --published FOLDER"
             )
-    python = python_of(name, peer, arguments.device) if arguments.install else sys.executable
+    wanted = {key: getattr(arguments, key) for key in ("kind", "game", "num_envs") if getattr(arguments, key)}
+    workloads = tuple(each for each in workloads if all(getattr(each, key) in wanted[key] for key in wanted))
+    if not workloads:
+        told = ", ".join(f"{key} {' or '.join(map(str, values))}" for key, values in wanted.items())
+        raise BenchmarkError(f"{peer.title} has no workload on {arguments.device!r} here with {told}")
     if arguments.quick:  # several sizes become the same one
         workloads = tuple({(each.kind, each.game, each.algorithm): each.reduced() for each in workloads}.values())
+    return workloads
+
+
+def rows(
+    name: str, peer: Peer, arguments: argparse.Namespace, results: dict[str, Any], known: Sequence[dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    """Measure the workloads one by one that ``known`` does not have; what they have in common is in ``results``."""
+    start, workloads = time.monotonic(), workloads_of(peer, arguments)
+    python = python_of(name, peer, arguments.device) if arguments.install else sys.executable
     for workload in workloads:
+        if any(workload.row().items() <= row.items() for row in known):
+            continue
+        if arguments.max_seconds is not None and time.monotonic() - start >= arguments.max_seconds:
+            print(f"{arguments.max_seconds} s are over: --resume measures the other rows", file=sys.stderr)
+            return
         row, ours, theirs = measure(name, peer, workload, arguments, python)
-        results |= {**ours["provenance"], "versions": theirs["versions"]}
+        common = {**ours["provenance"], "versions": theirs["versions"]}
+        if known and (changed := [key for key in common if results.get(key) != common[key]]):
+            told = ", ".join(f"{key} {results.get(key)}, now {common[key]}" for key in changed)
+            raise BenchmarkError(f"{arguments.json} has rows of {told}; expected the same, or another file")
+        results |= common
         yield row
 
 
@@ -155,9 +178,14 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         help="of matrix products of both sides; default: tf32 on cuda, float32 on cpu",
     )
     parser.add_argument("--json", type=Path, help="file that also receives the results")
+    parser.add_argument("--resume", action="store_true", help="keep the rows that --json has, and measure the others")
+    parser.add_argument("--max-seconds", type=float, help="begin no row later than that; --resume goes on")
     parser.add_argument("--quick", action="store_true", help="sizes of tests: the rates mean nothing")
     parser.add_argument("--processors", type=int, help="of the host, that each side may use; default: all")
     parser.add_argument("--algorithm", choices=get_args(Algorithm), help="measure training by this one alone")
+    parser.add_argument("--kind", choices=get_args(Kind), nargs="+", help="measure these alone")
+    parser.add_argument("--game", nargs="+", help="measure these alone")
+    parser.add_argument("--num-envs", type=int, nargs="+", help="measure rows of so many environments alone")
     parser.add_argument("--published", help="folder with the scripts that the peer publishes outside of PyPI")
     parser.add_argument(
         "--no-install",
@@ -179,6 +207,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error("--precision is tf32, which a CPU does not have; expected float32")
     if parsed.json and not parsed.json.resolve().parent.is_dir():
         parser.error(f"--json is {parsed.json}; expected a file in a folder that exists")
+    if parsed.resume and not parsed.json:
+        parser.error("--resume goes on with the rows of --json; expected both")
     if parsed.published and not Path(parsed.published).is_dir():
         parser.error(f"--published is {parsed.published}; expected a folder")
     parsed.published = parsed.published and str(Path(parsed.published).resolve())
@@ -205,9 +235,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "quick": options.quick,
         "cpu": processor(),
     }
-    measured = []
+    measured: list[dict[str, Any]] = []
+    if options.resume and options.json.exists():
+        before = json.loads(options.json.read_text(encoding="utf-8"))
+        measured, results = before.pop("rows"), before
     try:
-        for row in rows(options.peer, peer, options, results):
+        for row in rows(options.peer, peer, options, results, tuple(measured)):
             measured.append(row)
             print(json.dumps(row), flush=True)
             if options.json:

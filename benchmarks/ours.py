@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.workload import Peer, Prepared, Request
+from benchmarks.cnn import PublishedCNN
+from benchmarks.workload import Peer, Prepared, Request, Workload
 from gpu_vecenv import Sampler, VecEnv
 from gpu_vecenv.engine.timing import captured, provenance, synchronize
 from gpu_vecenv.envs.registry import configure
@@ -23,11 +24,14 @@ PEER = Peer("gpu_vecenv", ("torch", "numpy"), ())
 
 def prepare(request: Request) -> Prepared:
     """The side of gpu_vecenv."""
-    return _simulation(request) if request.workload.kind == "simulation" else _training(request)
+    return simulation(request)[0] if request.workload.kind == "simulation" else _training(request)
 
 
-def _simulation(request: Request) -> Prepared:
-    """Random actions drawn in each step, environments reset automatically; on a GPU all steps are in one graph."""
+def simulation(request: Request) -> tuple[Prepared, VecEnv]:
+    """Random actions drawn in each step, environments reset automatically; on a GPU all steps are in one graph.
+
+    Of games with masks the allowed actions alone.
+    """
     workload, device = request.workload, torch.device(request.device)
     env = VecEnv(configure(workload.game, **workload.config), workload.num_envs, device)
     buffers = env.step_buffers()
@@ -36,8 +40,12 @@ def _simulation(request: Request) -> Prepared:
     parameters = torch.zeros((env.num_envs, env.num_agents, sampler.num_parameters), device=device)
     sample = dataclasses.replace(sampler.sample(parameters), entropies=None)
 
+    allowed, zero, excluded = buffers.action_mask, parameters.new_tensor(0.0), parameters.new_tensor(-torch.inf)
+
     def steps() -> None:
         for _ in range(workload.num_steps):
+            if allowed is not None:
+                torch.where(allowed, zero, excluded, out=parameters)
             sampler.step(parameters, sample=sample, out=buffers)
 
     repeat = captured(steps, device)
@@ -46,7 +54,7 @@ def _simulation(request: Request) -> Prepared:
         repeat()
         synchronize(device)
 
-    return Prepared(run, env.num_agents, _facts(device))
+    return Prepared(run, env.num_agents, _facts(device)), env
 
 
 def _training(request: Request) -> Prepared:
@@ -73,10 +81,19 @@ def trainer_of(request: Request, seed: int = 0, **schedule: Any) -> Trainer:
         "precision": request.precision,
         **schedule,
     }
-    config = CONFIGS[workload.algorithm](sizes, workload.hidden_size)
+    config = CONFIGS[workload.game, workload.algorithm](sizes, workload.hidden_size)
     roles = "+".join(game.layout.present_roles)
     env = VecEnv(game, workload.num_envs, torch.device(request.device), autoreset_mode="next_step")
-    return Trainer(env, config, seed=seed, policies={roles: PolicySpec()})
+    return Trainer(env, config, seed=seed, policies={roles: PolicySpec(network=_network(game, workload, seed))})
+
+
+def _network(game: Any, workload: Workload, seed: int) -> PublishedCNN | None:
+    """The peer's network where the default one of this library is another."""
+    if workload.algorithm != "ppo_cnn":
+        return None
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return PublishedCNN(game.observation_space.shape, game.action_space.n, workload.hidden_size)
 
 
 def _ppo(sizes: dict[str, Any], units: int) -> PPOConfig:
@@ -90,6 +107,11 @@ def _recurrent(sizes: dict[str, Any], units: int, **changes: Any) -> PPOConfig:
     return PPOConfig(**{**sizes, **PPO, **network, **changes})
 
 
+def _ppo_cnn(sizes: dict[str, Any], units: int) -> PPOConfig:
+    """JaxMARL's ippo_cnn_overcooked, whose network is that of cnn.py."""
+    return PPOConfig(**{**sizes, **PPO, "learning_rate": 5e-4})
+
+
 def _ppo_rnn(sizes: dict[str, Any], units: int) -> PPOConfig:
     """JaxMARL's ippo_rnn_mpe, but that actor and critic have a GRU each where they share one there."""
     return _recurrent(sizes, units, learning_rate=5e-4, clip=0.3, value_clip=0.3, value_coefficient=1.0)
@@ -97,7 +119,13 @@ def _ppo_rnn(sizes: dict[str, Any], units: int) -> PPOConfig:
 
 def _mappo_rnn(sizes: dict[str, Any], units: int) -> PPOConfig:
     """JaxMARL's mappo_rnn_mpe."""
-    return _recurrent(sizes, units, learning_rate=2e-3, critic="central")
+    return _recurrent(sizes, units, learning_rate=2e-3, critic="central", critic_max_grad_norm=0.5)
+
+
+def _mappo_rnn_smax(sizes: dict[str, Any], units: int) -> PPOConfig:
+    """JaxMARL's mappo_rnn_smax, but that the actor sees too which agent a row is of."""
+    changes = {"learning_rate": 2e-3, "entropy_coefficient": 0.0, "max_grad_norm": 0.25}
+    return _recurrent(sizes, units, critic="central", agent_ids=True, **changes)
 
 
 def _pqn_vdn_rnn(sizes: dict[str, Any], units: int) -> PQNConfig:
@@ -118,7 +146,15 @@ PPO = {
     "entropy_coefficient": 0.01,
     "max_grad_norm": 0.5,
 }
-CONFIGS = {"ppo": _ppo, "ppo_rnn": _ppo_rnn, "mappo_rnn": _mappo_rnn, "pqn_vdn_rnn": _pqn_vdn_rnn}
+CONFIGS = {  # game, algorithm
+    ("cartpole", "ppo"): _ppo,
+    ("simple_spread", "ppo"): _ppo,
+    ("simple_spread", "ppo_rnn"): _ppo_rnn,
+    ("simple_spread", "mappo_rnn"): _mappo_rnn,
+    ("simple_spread", "pqn_vdn_rnn"): _pqn_vdn_rnn,
+    ("overcooked", "ppo_cnn"): _ppo_cnn,
+    ("skirmish", "mappo_rnn"): _mappo_rnn_smax,
+}
 
 
 def learn(request: Request, seeds: int) -> tuple[list[float], dict[str, Any]]:

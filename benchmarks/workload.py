@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 Kind = Literal["simulation", "training"]
 Precision = Literal["float32", "tf32"]
-Algorithm = Literal["ppo", "ppo_rnn", "mappo_rnn", "pqn_vdn_rnn"]  # "rnn": with a GRU
+Algorithm = Literal["ppo", "ppo_cnn", "ppo_rnn", "mappo_rnn", "pqn_vdn_rnn"]  # "cnn": of images; "rnn": with a GRU
 
 
 @dataclass(frozen=True)

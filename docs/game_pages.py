@@ -274,6 +274,8 @@ def page(name: str, rules: str) -> str:
     preset = preset_table(kind.preset)
     if kind.preset_opponents:
         preset += "\n" + opponents_sentence(kind.preset_opponents)
+    if kind.preset_schedules:
+        preset += "\n" + schedules_sentence(kind.preset_schedules)
     efficient = ""
     if kind.sample_efficient_preset:
         efficient = f"""
@@ -356,6 +358,16 @@ def opponents_sentence(opponents: Mapping[str, Any]) -> str:
         f"{', '.join(config.names)}; `--opponents` without a value trains without them, as do several processes, "
         "`--population` and `--frozen`.\n"
     )
+
+
+def schedules_sentence(schedules: Mapping[str, Mapping[str, Any]]) -> str:
+    """What the preset changes in the course of a training."""
+    changes = [
+        f"`{name}` is " + ", then ".join(f"{value:g} at {progress:.0%} of the run" for progress, value in points)
+        for targets in schedules.values()
+        for name, points in targets.items()
+    ]
+    return f"In every preset {'; '.join(changes)}, linear in between; `--schedules '{{}}'` trains without that.\n"
 
 
 def vectorised(game: Env) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ PEERS = (
     "gymnax",
     "purejaxrl",
     "jaxmarl",
+    "pgx",
     "vmas",
     "warpdrive",
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from benchmarks.peers import jax_simulation
 from benchmarks.workload import Peer, Prepared, Request, Workload
 
@@ -22,9 +24,12 @@ def prepare(request: Request) -> Prepared:
     facts = jax_simulation.configure(request)
     env, params = gymnax.make("CartPole-v1")
 
-    def step(key: object, state: object, action: object) -> object:
+    def step(key: Any, state: Any, action: Any) -> Any:
         obs, state, reward, terminated, truncated, _ = env.step(key, state, action, params)
         return (obs, reward, terminated, truncated), state
 
-    run = jax_simulation.simulation(lambda key: env.reset(key, params), step, env.action_space(params).sample, request)
+    def draw(key: Any, state: Any) -> Any:
+        return env.action_space(params).sample(key)
+
+    run = jax_simulation.simulation(lambda key: env.reset(key, params), step, draw, request)
     return Prepared(run, 1, facts)

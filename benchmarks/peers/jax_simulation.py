@@ -23,12 +23,12 @@ def configure(request: Request) -> dict[str, Any]:
 
 
 def simulation(
-    reset: Callable[[Any], Any], step: Callable[[Any, Any, Any], Any], draw: Callable[[Any], Any], request: Request
+    reset: Callable[[Any], Any], step: Callable[[Any, Any, Any], Any], draw: Callable[[Any, Any], Any], request: Request
 ) -> Callable[[], object]:
     """One run of the workload, which continues where the run before ended.
 
     ``reset(key)`` gives (observations, state) of one environment, ``step(key, state, action)`` (outputs, state), and
-    ``draw(key)`` a random action. Everything in ``outputs`` enters a sum, so that nothing is optimised away.
+    ``draw(key, state)`` a random action. Everything in ``outputs`` enters a sum, so that nothing is optimised away.
     """
     import jax
     import jax.numpy as jnp
@@ -39,7 +39,7 @@ def simulation(
     def tick(carry: Any, _: None) -> tuple[Any, None]:
         key, state, total = carry
         key, draw_key, step_key = jax.random.split(key, 3)
-        actions = draws(jax.random.split(draw_key, workload.num_envs))
+        actions = draws(jax.random.split(draw_key, workload.num_envs), state)
         outputs, state = steps(jax.random.split(step_key, workload.num_envs), state, actions)
         total += sum(jnp.sum(leaf.astype(jnp.float32)) for leaf in jax.tree.leaves(outputs))
         return (key, state, total), None

@@ -170,16 +170,21 @@ KERNEL(gather_rows) {
     }
 }
 
-// Scales the gradient down to max_grad_norm, and sets `skip_update` to 1 if a metric or the norm is not finite or
-// approx_kl exceeds target_kl. Adds `skip_update` to `metric_sums`, and metrics and norm unless it was 1 before.
+// Scales the gradient down to max_grad_norm, and that of a critic, which begins at `first_of_critic`, apart to
+// critic_max_grad_norm. `skip_update` becomes 1 if a metric or the norm of all is not finite or approx_kl exceeds
+// target_kl. Adds `skip_update` to `metric_sums`, and metrics and norm unless it was 1 before.
 KERNEL(clip_grad_norm) {
     FOR_ITEMS (k, args.parameters + 1) {
         if (k < args.parameters) {
-            float scale = args.max_grad_norm / (*args.norm + 1e-6f);
+            bool of_critic = k >= args.first_of_critic;
+            float most = of_critic ? args.critic_max_grad_norm : args.max_grad_norm;
+            float scale = most / ((of_critic ? *args.critic_norm : *args.norm) + 1e-6f);
             args.gradient[k] *= scale > 1 ? 1.0f : scale;  // NaN is not greater than 1 and stays NaN
             continue;
         }
-        bool finite = math::is_finite(*args.norm), computed = *args.skip_update != 1;
+        float norm = *args.norm;
+        if (args.critic_norm) norm = math::sqrt(norm * norm + *args.critic_norm * *args.critic_norm);
+        bool finite = math::is_finite(norm), computed = *args.skip_update != 1;
         for (int j = 0; j < args.num_metrics; ++j) {
             finite = finite && math::is_finite(args.metrics[j]);
             if (computed) args.metric_sums[j] += args.metrics[j];
@@ -188,7 +193,7 @@ KERNEL(clip_grad_norm) {
         if (*args.skip_update == 0)
             *args.learning_rate = adapted_rate(*args.learning_rate, args.metrics[args.kl_index], args.desired_kl,
                                                args.least_rate, args.most_rate);
-        if (computed) args.metric_sums[args.num_metrics] += *args.norm;
+        if (computed) args.metric_sums[args.num_metrics] += norm;
         args.metric_sums[args.num_metrics + 1] += *args.skip_update;
     }
 }

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
+from gpu_vecenv.declare.env import Env
 from gpu_vecenv.envs.importing import absolute, imported
 from gpu_vecenv.errors import ConfigError
-from gpu_vecenv.train.curriculum import KINDS, Curriculum, PiecewiseLinear
+from gpu_vecenv.train.curriculum import Curriculum
 
 EXAMPLE = '{"config": {"clip": [[0, 0.2], [1, 0.1]]}}'
 
@@ -41,6 +41,13 @@ def curriculum_of(text: str | None) -> Curriculum | None:
     return found
 
 
+def preset_schedules(game: type[Env]) -> str | None:
+    """``--schedules`` of a game's presets, as JSON; None where they have none."""
+    return (
+        json.dumps({kind: dict(own) for kind, own in game.preset_schedules.items()}) if game.preset_schedules else None
+    )
+
+
 def stored_curriculum(text: str | None) -> str | None:
     """``--schedules`` as settings have it: files with their whole path."""
     return text if text is None or _is_json(text) else absolute(text)
@@ -55,11 +62,6 @@ def _of_json(text: str) -> Curriculum:
         given = json.loads(text)
     except json.JSONDecodeError as error:
         raise ConfigError(f"schedules is {text!r}; expected JSON like {EXAMPLE}: {error}") from None
-    if unknown := set(given) - set(KINDS):
-        raise ConfigError(f"schedules has {sorted(unknown)}; expected some of {', '.join(KINDS)}")
     if not all(isinstance(targets, dict) for targets in given.values()):
         raise ConfigError(f"schedules is {text!r}; expected JSON like {EXAMPLE}")
-    schedules: dict[str, Any] = {
-        kind: {name: PiecewiseLinear(points) for name, points in targets.items()} for kind, targets in given.items()
-    }
-    return Curriculum(**schedules)
+    return Curriculum.of_points(given)

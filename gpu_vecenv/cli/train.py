@@ -16,7 +16,7 @@ from typing import Any, Generic, Literal, TypeVar
 import tyro
 
 from gpu_vecenv.cli.actors import load_other_run, role_sources
-from gpu_vecenv.cli.curriculum import curriculum_of, stored_curriculum
+from gpu_vecenv.cli.curriculum import curriculum_of, preset_schedules, stored_curriculum
 from gpu_vecenv.cli.opponents import OpponentOptions, errors_name_options
 from gpu_vecenv.cli.options import (
     PROGRAM,
@@ -85,7 +85,7 @@ class Train(DeviceOptions, Generic[GameT, ConfigT]):
     policies: str = "{}"  # hyper-parameters of single policies, as JSON: {"tagger": {"learning_rate": 0.001}}
     frozen: tuple[str, ...] = ()  # roles that are not trained, with the run or checkpoint they use: tagger=runs/old
     reward: str | None = None  # a function that gives the rewards in place of the game: module:name or file.py:name
-    schedules: str | None = None  # a Curriculum, or a function that makes one: module:name, file.py:name, or JSON
+    schedules: str | None = None  # a Curriculum, or what makes one: module:name, file.py:name, or JSON; "{}": none
     graphs: bool = True  # use CUDA graphs
     run: RunConfig = field(default_factory=RunConfig)
     opposition: OpponentOptions = field(default_factory=OpponentOptions)
@@ -114,6 +114,7 @@ class Train(DeviceOptions, Generic[GameT, ConfigT]):
             num_envs=num_envs,
             algorithm=selection.algorithm,
             preset=selection.preset,
+            schedules=preset_schedules(game),
             opposition=opposition,
             learner=config,  # type: ignore[arg-type]  # the parameters are chosen at run time
             game=game(),  # type: ignore[arg-type]

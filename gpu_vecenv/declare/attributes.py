@@ -77,6 +77,10 @@ ATTRIBUTES = {
     "preset": Attribute(_mapping, 'a mapping, such as {"num_envs": 1000}'),
     "sample_efficient_preset": Attribute(_mapping, 'a mapping, such as {"num_envs": 8}'),
     "preset_opponents": Attribute(_mapping, 'a mapping, such as {"members": ("snapshots", "random")}'),
+    "preset_schedules": Attribute(
+        lambda value: _mapping(value) and all(map(_mapping, value.values())),
+        'a mapping of mappings, such as {"shared": {"wind": [(0, 0.0), (1, 2.0)]}}',
+    ),
     "algorithm_presets": Attribute(
         lambda value: _mapping(value) and set(value) <= set(PRESET_ALGORITHMS) and all(map(_mapping, value.values())),
         f'a mapping of mappings, such as {{"pqn": {{"num_envs": 1000}}}}, of some of {", ".join(PRESET_ALGORITHMS)}',

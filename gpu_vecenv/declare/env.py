@@ -96,6 +96,8 @@ class Env:
     preset_opponents: ClassVar[Mapping[str, Any]] = types.MappingProxyType({})
     # The same for other algorithms of the command line, by their names, such as "pqn-vdn".
     algorithm_presets: ClassVar[Mapping[str, Mapping[str, Any]]] = types.MappingProxyType({})
+    # What changes in the course of a training with any of these: points of schedules, see ``Curriculum.of_points``.
+    preset_schedules: ClassVar[Mapping[str, Mapping[str, Any]]] = types.MappingProxyType({})
     # Fields of the state that a central critic sees, one after the other, each as float32. Empty: all observations.
     critic_state: ClassVar[tuple[str, ...]] = ()
     # Fields (num_agents, …), of which the critic sees an agent's own row after those, for the agent's value.

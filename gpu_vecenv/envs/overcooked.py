@@ -65,6 +65,8 @@ class Overcooked(Env):
             "max_grad_norm": 0.1,
         }
     )
+    # The shaped rewards fade within 2.5 million of the preset's steps.
+    preset_schedules = MappingProxyType({"shared": MappingProxyType({"shaping_weight": ((0, 1.0), (0.5, 0.0))})})
     reference_arguments = MappingProxyType({**Env.reference_arguments, "horizon": "max_steps"})
 
     @property

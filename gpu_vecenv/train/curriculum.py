@@ -150,6 +150,24 @@ class Curriculum:
                 "levels and initial_states are both given; expected one of them: both write the same rows"
             )
 
+    @classmethod
+    def of_points(cls, points: Mapping[str, Mapping[str, Any]]) -> Curriculum:
+        """A curriculum of linear pieces, as ``--schedules`` and ``preset_schedules`` of a game have it.
+
+        Args:
+            points: By argument of ``Curriculum`` and name the points of a ``PiecewiseLinear``, such as
+                ``{"config": {"clip": [[0, 0.2], [1, 0.1]]}}``.
+
+        Raises:
+            ConfigError: Another argument than those of schedules, or points that are not a schedule's.
+        """
+        if unknown := set(points) - set(KINDS):
+            raise ConfigError(f"schedules has {sorted(unknown)}; expected some of {', '.join(KINDS)}")
+        of_kinds: dict[str, Any] = {
+            kind: {name: PiecewiseLinear(given) for name, given in targets.items()} for kind, targets in points.items()
+        }
+        return cls(**of_kinds)
+
     def kinds(self) -> Iterator[tuple[str, Mapping[str, Schedule | ByMetric]]]:
         """The names of the arguments that are schedules, and the arguments."""
         yield from ((name, getattr(self, name)) for name in KINDS)

@@ -182,7 +182,13 @@ class Learner(ABC, Generic[ConfigT]):
         else:
             SkippedSteps(self.optimizer, self.parameters, self.skip_update, self.trainable)
         self.metric_sums = torch.zeros(len(self.loss_metrics) + 1, device=device)  # the last one counts skipped updates
-        self._norm = torch.zeros((), device=device)
+        self._norms: dict[str, Any] = {"norm": torch.zeros((), device=device)}
+        self._parts_of_norms = {"norm": self.flat_grad}
+        critic_limit = self.critic_max_grad_norm
+        if critic_limit is not None:
+            first = sum(p.numel() for p in policy.network.parameters() if p.requires_grad)
+            self._norms["critic_norm"] = torch.zeros((), device=device)
+            self._parts_of_norms = {"norm": self.flat_grad[:first], "critic_norm": self.flat_grad[first:]}
         step_settings: dict[str, Any] = {
             "max_grad_norm": config.max_grad_norm,
             "learning_rate": self.learning_rate,
@@ -191,7 +197,13 @@ class Learner(ABC, Generic[ConfigT]):
             **self.step_settings(),
         }
         self._clip_grad_norm = clip_grad_norm_launch(
-            functions, self._norm, self.metrics, self.flat_grad, **step_settings
+            functions,
+            metrics=self.metrics,
+            gradient=self.flat_grad,
+            **self._norms,
+            first_of_critic=len(self._parts_of_norms["norm"]),
+            critic_max_grad_norm=critic_limit,
+            **step_settings,
         )
         if kernels is not None:
             self._gradients, parts = self.kernel_gradients(kernels, minibatch)
@@ -264,6 +276,11 @@ class Learner(ABC, Generic[ConfigT]):
     def kernel_gradients(self, kernels: PolicyKernels, rows: int) -> tuple[GradientsCall, torch.Tensor]:
         """What computes the gradients of so many samples in place of the loss and torch, of policies with kernels."""
         raise NotImplementedError
+
+    @property
+    def critic_max_grad_norm(self) -> float | None:
+        """See ``PPOConfig.critic_max_grad_norm``."""
+        return None
 
     @classmethod
     def num_gradients_and_metrics(cls, policy: Policy) -> int:
@@ -469,12 +486,13 @@ class Learner(ABC, Generic[ConfigT]):
             yield indices[part], outputs
 
     def clip_grad_norm(self) -> None:
-        """Scale the gradient down to ``max_grad_norm``, add up the metrics, and decide whether the update is skipped.
+        """Scale the gradient down to ``max_grad_norm``, or that of a critic apart; add up the metrics.
 
-        It is if the gradient or a metric is not finite, or a metric exceeds a limit of ``step_settings``; then also for
-        the rest of the iteration.
+        Also decide whether the update is skipped. It is if the gradient or a metric is not finite, or a metric exceeds
+        a limit of ``step_settings``; then also for the rest of the iteration.
         """
-        torch.linalg.vector_norm(self.flat_grad, out=self._norm)
+        for name, part in self._parts_of_norms.items():
+            torch.linalg.vector_norm(part, out=self._norms[name])
         self._clip_grad_norm()
 
     def optimizer_step(self) -> None:

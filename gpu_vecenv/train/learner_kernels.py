@@ -81,7 +81,10 @@ CLIP_GRAD_NORM = KernelSignature(
     "clip_grad_norm",
     (
         Array("norm", f32, const=True, shape=()),
+        Array("critic_norm", f32, const=True, optional=True, shape=()),
+        Scalar("first_of_critic", i64),
         Scalar("max_grad_norm", f32),
+        Scalar("critic_max_grad_norm", f32),
         Scalar("target_kl", f32),
         Array("metrics", f32, const=True, shape=("num_metrics",)),
         Scalar("num_metrics", i32),
@@ -364,7 +367,10 @@ def clip_grad_norm_launch(
     metrics: torch.Tensor,
     gradient: torch.Tensor,
     *,
+    critic_norm: torch.Tensor | None = None,
+    first_of_critic: int = 0,
     max_grad_norm: float,
+    critic_max_grad_norm: float | None = None,
     target_kl: float | None,
     kl_index: int,
     learning_rate: torch.Tensor,
@@ -377,10 +383,13 @@ def clip_grad_norm_launch(
 
     Args:
         functions: The FunctionManager of the tensors' device.
-        norm: () float32, like all others: of the gradient.
+        norm: () float32, like all others: of the gradient, without that of the critic where ``critic_norm`` is given.
         metrics: (n,) of the minibatch.
         gradient: (parameters,), scaled down to ``max_grad_norm``.
+        critic_norm: () of the part of the gradient that is scaled down to ``critic_max_grad_norm`` instead; None: none.
+        first_of_critic: Where that part begins; it is the last one.
         max_grad_norm: See ``LearnerConfig.max_grad_norm``.
+        critic_max_grad_norm: See ``PPOConfig.critic_max_grad_norm``.
         target_kl: See ``PPOConfig.target_kl``.
         kl_index: Index of approx_kl among the metrics.
         learning_rate: () of the step, written if it follows approx_kl.
@@ -393,7 +402,10 @@ def clip_grad_norm_launch(
         "clip_grad_norm",
         LaunchShape(len(gradient) + 1),
         norm=norm,
+        critic_norm=critic_norm,
+        first_of_critic=first_of_critic if critic_norm is not None else len(gradient),
         max_grad_norm=max_grad_norm,
+        critic_max_grad_norm=max_grad_norm if critic_max_grad_norm is None else critic_max_grad_norm,
         target_kl=math.inf if target_kl is None else target_kl,
         metrics=metrics,
         num_metrics=len(metrics),

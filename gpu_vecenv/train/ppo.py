@@ -42,6 +42,7 @@ MAPPO = {
     "value_coefficient": 1.0,
     "entropy_coefficient": 0.01,
     "max_grad_norm": 10.0,
+    "critic_max_grad_norm": 10.0,
     "value_norm_beta": 0.99999,
     "hidden_sizes": (64, 64),
     "activation": "relu",
@@ -79,6 +80,9 @@ class PPOConfig(LearnerConfig):
     value_norm_beta: float | None = param(None, low=0, high=1)  # instead, by returns whose weights decay by this factor
     shared_trunk: bool = True  # actor and critic share the hidden layers, unless the critic is central
     critic: Critic = "own"  # values of an agent are of its own observation, or "central": of those of all agents
+    critic_max_grad_norm: float | None = param(
+        None, low=0
+    )  # of a central critic's gradients apart; None: of all together
     actor_gain: float = param(0.01, low=0)  # of the actor head's orthogonal weights
     post_hidden_sizes: tuple[int, ...] = param((), low=1)  # units of layers behind a recurrent one, of actor and critic
 
@@ -94,6 +98,11 @@ class PPOConfig(LearnerConfig):
             raise ConfigError(
                 f"network is {self.network!r} with critic 'central'; expected network 'mlp', 'gru' or 'lstm', or "
                 "critic 'own'"
+            )
+        if self.critic_max_grad_norm is not None and self.critic != "central":
+            raise ConfigError(
+                f"critic_max_grad_norm is {self.critic_max_grad_norm} with critic {self.critic!r}; expected None, or "
+                "critic 'central', which has a network of its own"
             )
         if self.post_hidden_sizes and self.network not in ("gru", "lstm"):
             raise ConfigError(

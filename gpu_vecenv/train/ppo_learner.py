@@ -71,6 +71,11 @@ class PPOLearner(Learner[PPOConfig]):
             "rate_limits": (config.least_learning_rate, config.most_learning_rate),
         }
 
+    @property
+    def critic_max_grad_norm(self) -> float | None:
+        """An option of PPO."""
+        return self.config.critic_max_grad_norm
+
     def state(self) -> dict[str, torch.Tensor]:
         """Also a learning rate that is not scheduled."""
         own = {} if self.config.desired_kl is None else {"learning_rate": self.learning_rate}

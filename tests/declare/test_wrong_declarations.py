@@ -63,6 +63,7 @@ RIGHT = {
     "reference_methods": {"{}"},
     "sample_efficient_preset": NAMES,
     "preset_opponents": NAMES,
+    "preset_schedules": {"{}"},
     "algorithm_presets": {"{}"},
     "other_versions": {"{}"},
     "roles": {"other role -> 1"},

@@ -285,7 +285,9 @@ def test_starts_cover_cells_directions_and_requests(device):
     env.reset(seed=2)
     cells = {tuple(map(tuple, robots)) for robots in env.state["position"].tolist()}
     assert len(cells) == 6 * 5 * 4 and all(len({*robots}) == 3 for robots in cells)
-    counts = torch.bincount(env.state["position"][:, 2].long() @ torch.tensor([1, 3], device=device), minlength=6)
+    counts = torch.bincount(
+        (env.state["position"][:, 2].long() * torch.tensor([1, 3], device=device)).sum(-1), minlength=6
+    )
     requested = (env.state["shelf"] == 2).float().mean(0).cpu()
     # Five standard errors of a share of 4000 draws are at most 0.04.
     assert torch.allclose(counts.cpu() / 4000, torch.full((6,), 1 / 6), atol=0.03, rtol=0)

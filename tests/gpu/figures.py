@@ -34,7 +34,11 @@ class Settings:
     @property
     def lasting(self) -> dict[str, Any]:
         """What decides the results: the same in every call with a folder."""
-        return {key: value for key, value in asdict(self).items() if key not in ("max_seconds", "device", "seeds")}
+        return {
+            key: value
+            for key, value in asdict(self).items()
+            if key not in ("max_seconds", "device", "seeds", "processes")
+        }
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """Train every game with its preset, 10 seeds, and keep the returns for tables of interquartile means.
 
 usage: python tests/gpu/preset_figures.py FOLDER [--device cuda] [--games cartpole,pendulum] [--seeds 10]
-           [--preset sample-efficient] [--max-seconds 540]
+           [--preset sample-efficient] [--algorithm mappo] [--max-seconds 540]
 
 The seeds of a game are trained at the same time; each has ten evaluations of 32 episodes during training, with sampled
 actions, and two of 320 episodes of its final policies, sampled and greedy. A role's return is that against opponents
@@ -23,7 +23,7 @@ import tyro
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from figures import UNFINISHED, Settings, opened
-from preset_runs import Group, PresetName, Unfinished, checked_rows, make_trainer, returns_of
+from preset_runs import AlgorithmName, Group, PresetName, Unfinished, checked_rows, make_trainer, returns_of
 from results import ROWS
 
 from gpu_vecenv.compile.device import resolve_device
@@ -37,6 +37,7 @@ class Options(Settings):
     device: str | None = None  # cpu or cuda; by default cuda if usable
     games: str = ",".join(ROWS)  # rows of results.py
     preset: PresetName = "fast"
+    algorithm: AlgorithmName = "ppo"  # another one has the preset's sizes of a run and its own default options
     total_steps: int | None = None  # of every run; default: the preset's
 
 
@@ -45,16 +46,18 @@ def main(folder: Path, options: Options) -> int:
     torch.set_num_threads(1)
     device = resolve_device(options.device)
     games = checked_rows(options.games, options.preset)
-    figures = opened(
-        folder, replace(options, games=""), provenance(device), side=f"gpu_vecenv, --preset {options.preset}"
-    )
+    own = {"ppo": f"--preset {options.preset}", "mappo": "--preset mappo"}
+    side = f"gpu_vecenv, {own.get(options.algorithm, f'--algorithm {options.algorithm}')}"
+    figures = opened(folder, replace(options, games=""), provenance(device), side=side)
     deadline = time.perf_counter() + options.max_seconds
     for row, (game, preset) in games.items():
         changes = {} if options.total_steps is None else {"total_steps": options.total_steps}
         left = {f"{row}-seed{seed}": seed for seed in range(options.seeds) if not figures.has(row, seed)}
         if not left:
             continue
-        trainers = {name: make_trainer(game, preset | changes, seed, device) for name, seed in left.items()}
+        trainers = {
+            name: make_trainer(game, preset | changes, seed, device, options.algorithm) for name, seed in left.items()
+        }
         with Group(trainers, figures, options) as group:
             try:
                 group.train(deadline)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
@@ -15,14 +15,24 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from figures import Figures, Settings
 from results import ROWS
 
-from gpu_vecenv import Env, PPOConfig, Trainer, VecEnv, configure
+from gpu_vecenv import Curriculum, Env, PPOConfig, Trainer, VecEnv, configure
+from gpu_vecenv.cli.train import RUN_SIZES
 from gpu_vecenv.errors import NonFiniteError
 from gpu_vecenv.train.evaluation import RolePolicy, evaluate
+from gpu_vecenv.train.learner_config import LearnerConfig
 from gpu_vecenv.train.opponent_ranges import preset_opponents
 from gpu_vecenv.train.parallel_trainers import ParallelTrainers
+from gpu_vecenv.train.pqn import PQNConfig
 
 EVAL_SEED = 1_000_000  # of the environments and actions of evaluations
 PresetName = Literal["fast", "sample-efficient"]
+AlgorithmName = Literal["ppo", "mappo", "pqn", "pqn-vdn"]
+CONFIGS: dict[AlgorithmName, Callable[..., LearnerConfig]] = {
+    "ppo": PPOConfig,
+    "mappo": PPOConfig.mappo,
+    "pqn": PQNConfig,
+    "pqn-vdn": PQNConfig.vdn,
+}
 
 
 class Unfinished(Exception):
@@ -46,11 +56,17 @@ def preset_of(game: Env, preset: PresetName) -> dict[str, Any]:
     return dict(game.own_preset if preset == "fast" else game.sample_efficient_preset)
 
 
-def make_trainer(game: Env, learner: Mapping[str, Any], seed: int, device: torch.device) -> Trainer:
-    """As the command line makes it."""
+def make_trainer(
+    game: Env, learner: Mapping[str, Any], seed: int, device: torch.device, algorithm: AlgorithmName = "ppo"
+) -> Trainer:
+    """As the command line makes it; for another algorithm than "ppo" the preset gives the sizes of the run alone."""
     values = {key: tuple(value) if isinstance(value, list) else value for key, value in learner.items()}
+    if algorithm != "ppo":
+        values = {key: values[key] for key in RUN_SIZES if key in values}
     env = VecEnv(game, values.pop("num_envs"), device, autoreset_mode="next_step")
-    return Trainer(env, PPOConfig(**values), seed=seed, opponents=preset_opponents(game, env.num_envs))
+    opponents = preset_opponents(game, env.num_envs) if algorithm == "ppo" else None
+    curriculum = Curriculum.of_points(game.preset_schedules) if game.preset_schedules else None
+    return Trainer(env, CONFIGS[algorithm](**values), seed=seed, opponents=opponents, curriculum=curriculum)
 
 
 def returns_of(

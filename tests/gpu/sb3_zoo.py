@@ -1,20 +1,22 @@
 """Train Stable-Baselines3's PPO with the settings of RL Baselines3 Zoo, many seeds, beside preset_figures.py; on a CPU.
 
-usage: python tests/gpu/sb3_zoo.py FOLDER [--games cartpole,pendulum] [--seeds 10] [--max-seconds 540]
+usage: python tests/gpu/sb3_zoo.py FOLDER [--games cartpole,pendulum] [--seeds 10] [--processes 1] [--max-seconds 540]
 
 The games are Gymnasium's own. FOLDER/figures.json has, as that of preset_figures.py, the returns of evaluations during
-training and of the final policy. It is written after each seed; the call that has spent --max-seconds ends after the
-seed it trains, with exit code 3 if more is left: the same command continues.
+training and of the final policy. Each seed has one core. The file is written after each; the call that has spent
+--max-seconds drops the seeds it trains, with exit code 3: the same command continues.
 """
 
 from __future__ import annotations
 
 import math
+import multiprocessing
 import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +124,7 @@ class Options(Settings):
     """What to train."""
 
     games: str = ",".join(ROWS)
+    processes: int = 1  # seeds at a time
     total_steps: int | None = None  # of every run; default: the Zoo's
 
 
@@ -175,8 +178,11 @@ class Curve(BaseCallback):
             self.seconds += time.perf_counter() - began
 
 
-def train(zoo: Zoo, seed: int, options: Options) -> dict[str, Any]:
-    """A run: its returns and times."""
+def train(options: Options, run: tuple[str, int]) -> tuple[str, int, dict[str, Any]]:
+    """A run of a game and a seed, and with these its returns and times."""
+    torch.set_num_threads(1)
+    name, seed = run
+    zoo = ROWS[name]
     total_steps = options.total_steps or zoo.env_steps
     env = environments(zoo, zoo.num_envs, seed, zoo.learner["gamma"])
     model = PPO(
@@ -197,7 +203,7 @@ def train(zoo: Zoo, seed: int, options: Options) -> dict[str, Any]:
         "greedy": returns_of(model, zoo, options.episodes, True),
     }
     env.close()
-    return result
+    return name, seed, result
 
 
 def main(folder: Path, options: Options) -> int:
@@ -205,21 +211,22 @@ def main(folder: Path, options: Options) -> int:
     names = options.games.split(",")
     if unknown := sorted(set(names) - set(ROWS)):
         raise SystemExit(f"unknown games {unknown}; expected some of {', '.join(ROWS)}")
-    torch.set_num_threads(1)
     origin = provenance(torch.device("cpu")) | {
         "stable_baselines3": stable_baselines3.__version__,
         "gymnasium": gymnasium.__version__,
         "numpy": np.__version__,
     }
     figures = opened(folder, replace(options, games=""), origin, side="Stable-Baselines3")
+    # Every game has its first seeds before any has its last.
+    left = [(name, seed) for seed in range(options.seeds) for name in names if not figures.has(name, seed)]
     deadline = time.perf_counter() + options.max_seconds
-    for seed in range(options.seeds):  # every game has its first seeds before any has its last
-        for name in names:
-            if figures.has(name, seed):
-                continue
-            if time.perf_counter() >= deadline:
+    with multiprocessing.get_context("spawn").Pool(options.processes) as pool:  # which ends what it runs
+        results = pool.imap_unordered(partial(train, options), left, chunksize=1)
+        for _ in left:
+            try:
+                figures.add(*results.next(max(0.0, deadline - time.perf_counter())))
+            except multiprocessing.TimeoutError:
                 return UNFINISHED
-            figures.add(name, seed, train(ROWS[name], seed, options))
     return 0
 
 

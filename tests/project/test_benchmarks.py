@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import chart, learning, ours, table  # noqa: E402
-from benchmarks.__main__ import Side, parse  # noqa: E402
+from benchmarks.__main__ import Side, main, parse, workloads_of  # noqa: E402
 from benchmarks.errors import BenchmarkError  # noqa: E402
 from benchmarks.peers import PEERS  # noqa: E402
 from benchmarks.workload import Request, Workload  # noqa: E402
@@ -79,6 +79,49 @@ def test_a_quick_run_alternates_and_gives_medians_and_quartiles(tmp_path: Path) 
         assert all(end <= start for (_, end, _), (start, *_) in itertools.pairwise(turns))
 
 
+def test_rows_are_chosen_by_kind_game_and_environments() -> None:
+    peer = importlib.import_module("benchmarks.peers.jaxmarl").PEER
+    options = ["--device", "cuda", "--kind", "simulation", "--game", "overcooked", "skirmish"]
+    chosen = workloads_of(peer, parse(["jaxmarl", *options, "--num-envs", "1024"]))
+    assert {(each.kind, each.game, each.num_envs) for each in chosen} == {
+        ("simulation", "overcooked", 1024),
+        ("simulation", "skirmish", 1024),
+    }
+    assert {each.num_envs for each in workloads_of(peer, parse(["jaxmarl", *options]))} > {1024, 100_000}
+    with pytest.raises(BenchmarkError, match=r"has no workload on 'cuda' here with kind simulation, .*num_envs 3$"):
+        workloads_of(peer, parse(["jaxmarl", *options, "--num-envs", "3"]))
+
+
+def test_a_file_is_taken_up_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "out.json"
+    workloads = importlib.import_module("benchmarks.peers.gymnasium").PEER.workloads("cpu")
+    known = [{**workload.reduced().row(), "ratio": 1} for workload in workloads]
+    file.write_text(json.dumps({"peer": "gymnasium", "commit": "old", "rows": known}))
+    arguments = ["gymnasium", "--quick", "--no-install", "--json", str(file), "--resume"]
+    main(arguments)  # starts no process: nothing is left to measure
+    assert json.loads(capsys.readouterr().out) == {"peer": "gymnasium", "commit": "old"}
+    file.write_text(json.dumps({"peer": "gymnasium", "commit": "old", "rows": []}))
+    main([*arguments, "--max-seconds", "0"])
+    assert "--resume measures the other rows" in capsys.readouterr().err
+    assert json.loads(file.read_text())["rows"] == []
+
+
+@pytest.mark.slow
+def test_rows_of_another_commit_are_not_mixed(tmp_path: Path) -> None:
+    file = tmp_path / "out.json"
+    file.write_text(json.dumps({"peer": "gymnasium", "commit": "old", "rows": [{"kind": "simulation"}]}))
+    done = command("gymnasium", "--quick", "--no-install", "--repeats", "2", "--resume", "--json", str(file))
+    assert done.returncode == 1 and "has rows of commit old, now " in done.stderr
+    assert json.loads(file.read_text())["rows"] == [{"kind": "simulation"}]
+
+
+@pytest.mark.parametrize("game, config", [("connect_four", {}), ("skirmish", {"scenario": "3s5z"})])
+def test_our_side_draws_what_masks_allow(game: str, config: dict[str, Any]) -> None:
+    prepared, env = ours.simulation(Request(Workload("simulation", game, 4, 60, config=config), "cpu", "float32"))
+    prepared.run()
+    assert not env.faults().any() and (env.data["engine_episode"] > 0).any()
+
+
 def test_a_peer_without_the_device_is_refused() -> None:
     done = command("warpdrive", "--no-install")
     assert done.returncode == 1 and done.stdout == ""
@@ -93,6 +136,7 @@ def test_a_peer_without_the_device_is_refused() -> None:
         (["--processors", "0"], "--processors is 0; expected 1 to"),
         (["--json", "absent/out.json"], "--json is absent/out.json; expected a file in a folder that exists"),
         (["--published", "absent"], "--published is absent; expected a folder"),
+        (["--resume"], "--resume goes on with the rows of --json; expected both"),
     ],
 )
 def test_options_are_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -116,6 +160,17 @@ def test_our_side_trains_by_every_algorithm(algorithm: Any) -> None:
     prepared = ours.prepare(Request(workload, "cpu", "float32"))
     prepared.run()
     assert prepared.num_agents == 3 and workload.row()["algorithm"] == algorithm
+
+
+@pytest.mark.parametrize(
+    "game, config, algorithm, num_agents",
+    [("overcooked", {"layout_name": "cramped_room"}, "ppo_cnn", 2), ("skirmish", {"scenario": "3m"}, "mappo_rnn", 3)],
+)
+def test_our_side_trains_on_games_of_papers(game: str, config: Any, algorithm: Any, num_agents: int) -> None:
+    workload = Workload("training", game, 2, 4, 1, config, algorithm, 1, 2, hidden_size=8)
+    prepared = ours.prepare(Request(workload, "cpu", "float32"))
+    prepared.run()
+    assert prepared.num_agents == num_agents
 
 
 def test_returns_of_each_seed_are_added_to_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -352,6 +352,34 @@ def test_roles_with_one_policy_are_evaluated_as_the_agents_that_they_are(central
         RolePolicies(fewer, dict.fromkeys(fewer.game.layout.roles, policy))
 
 
+@pytest.mark.parametrize("limits", [(0.5, None), (0.5, 0.25), (0.01, 1e6), (1e6, 0.01)], ids=str)
+def test_gradients_of_actor_and_critic_are_clipped_together_or_apart(limits, device):
+    config = dataclasses.replace(CENTRAL, max_grad_norm=limits[0], critic_max_grad_norm=limits[1])
+    trainer = Trainer(leaving(device), config, seed=3)
+    learner = trainer.learners["runner"]
+    policy = learner.policy
+    learner.skip_update.zero_()
+    learner.metrics.zero_()
+    learner.metric_sums.zero_()
+    learner.flat_grad.copy_(torch.linspace(-1, 2, len(learner.flat_grad)))
+    copied = {name: nn.Parameter(p.detach().clone()) for name, p in policy.named_parameters()}
+    for name, p in policy.named_parameters():
+        copied[name].grad = p.grad.clone()
+    learner.clip_grad_norm()
+    of_critic = [p for name, p in copied.items() if name.startswith("critic")]
+    of_actor = [p for name, p in copied.items() if name.startswith("network")]
+    parts = [of_actor + of_critic] if limits[1] is None else [of_actor, of_critic]
+    norms = [nn.utils.clip_grad_norm_(p, most) for p, most in zip(parts, limits, strict=False)]
+    for name, p in policy.named_parameters():
+        torch.testing.assert_close(p.grad, copied[name].grad)
+    torch.testing.assert_close(learner.metric_sums[-2], torch.stack(norms).norm())
+
+
+def test_gradients_of_a_critic_that_shares_layers_are_not_clipped_apart():
+    with pytest.raises(ConfigError, match="critic_max_grad_norm is 1"):
+        PPOConfig(critic_max_grad_norm=1.0)
+
+
 @pytest.mark.parametrize("kind", ["cnn", "entities"])
 def test_networks_with_encoders_have_a_critic_of_their_own_and_no_agent_ids(kind):
     with pytest.raises(ConfigError, match="expected network 'mlp', 'gru' or 'lstm', or critic 'own'"):

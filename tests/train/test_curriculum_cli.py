@@ -8,6 +8,10 @@ import sys
 import pytest
 from support.runs import cut_run
 
+from gpu_vecenv import Curriculum, PiecewiseLinear
+from gpu_vecenv.cli.curriculum import curriculum_of
+from gpu_vecenv.cli.train import Train
+from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.plots import METRICS_FILE
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -15,6 +19,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 TINY = "tag_gridworld --max-steps 5 --num-envs 16 --num-steps 4 --num-minibatches 2 --num-epochs 1 --hidden-sizes 8"
 KEPT = "--checkpoint-seconds 0 --keep 100 --digests --episodes 4 --best-episodes 0 --total-steps 512"
 ITERATIONS = 8
+OVERCOOKED = {"ppo": [], "mappo": ["--preset", "mappo"], "pqn": ["--algorithm", "pqn"]}
 LINES = {"clip": [[0, 0.3], [0.5, 0.1]], "learning_rate": [[0, 0.01], [1, 0]]}
 SOURCE = """from gpu_vecenv import ByMetric, Curriculum, PiecewiseLinear
 
@@ -114,3 +119,20 @@ def test_what_is_no_curriculum_is_refused_before_anything_is_written(text, messa
     code, _, errors = train("--schedules", text.replace("FILE", source), "--out", "run")
     assert code == 2 and re.search(message, " ".join(errors)), errors
     assert not (tmp_path / "run").exists()
+
+
+def test_the_schedules_of_a_games_presets_are_defaults():
+    defaults = {
+        name: Train.for_arguments(["overcooked", *options])[1].schedules for name, options in OVERCOOKED.items()
+    }
+    assert {text: curriculum_of(text).description() for text in defaults.values()} == {
+        defaults["ppo"]: Curriculum(shared={"shaping_weight": PiecewiseLinear([(0, 1.0), (0.5, 0.0)])}).description()
+    }
+    assert Train.for_arguments(["tag_gridworld"])[1].schedules is None
+
+
+def test_schedules_of_a_declaration_are_checked_like_given_ones():
+    with pytest.raises(ConfigError, match=re.escape("schedules has ['weights']; expected some of shared")):
+        Curriculum.of_points({"weights": {}})
+    with pytest.raises(ConfigError, match="expected pairs"):
+        Curriculum.of_points({"shared": {"x": [1, 2]}})

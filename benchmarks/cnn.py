@@ -1,0 +1,47 @@
+"""The network of JaxMARL's ippo_cnn_overcooked.py in torch, so that both sides train the same one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from gpu_vecenv.train.networks import orthogonal
+
+GAIN = 2**0.5  # of hidden layers
+FILTERS, KERNELS = 32, (5, 3, 3)
+
+
+class PublishedCNN(nn.Module):
+    """Three convolutions that keep height and width, and a dense layer; the critic has one more, the actor none.
+
+    Args:
+        obs_shape: (height, width, channels).
+        num_actions: Logits.
+        units: Of both dense layers.
+    """
+
+    def __init__(self, obs_shape: Sequence[int], num_actions: int, units: int) -> None:
+        super().__init__()
+        height, width, channels = obs_shape
+        layers: list[nn.Module] = []
+        for kernel in KERNELS:
+            convolution = nn.Conv2d(channels, FILTERS, kernel, padding="same")
+            nn.init.orthogonal_(convolution.weight, GAIN)
+            assert convolution.bias is not None
+            nn.init.zeros_(convolution.bias)
+            layers += [convolution, nn.ReLU()]
+            channels = FILTERS
+        self.convolutions = nn.Sequential(*layers)
+        self.dense = nn.Sequential(orthogonal(nn.Linear(FILTERS * height * width, units), GAIN), nn.ReLU())
+        self.actor = orthogonal(nn.Linear(units, num_actions), 0.01)
+        self.critic = nn.Sequential(
+            orthogonal(nn.Linear(units, units), GAIN), nn.ReLU(), orthogonal(nn.Linear(units, 1), 1.0)
+        )
+
+    def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Images (…, height, width, channels) -> logits (…, num_actions) and values (…)."""
+        images = obs.reshape(-1, *obs.shape[-3:]).movedim(-1, 1)
+        features = self.dense(self.convolutions(images).flatten(1)).reshape(*obs.shape[:-3], -1)
+        return self.actor(features), self.critic(features).squeeze(-1)
