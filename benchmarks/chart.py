@@ -55,16 +55,15 @@ FONT = "-apple-system, 'Segoe UI', 'Noto Sans', Helvetica, Arial, sans-serif"
 
 
 def found(kind: str, device: str, peer: str, game: str, num_envs: int) -> Mapping[str, Any]:
-    """The row of the committed results; there is one."""
+    """The row of the committed results; of several the newest."""
     rows = [
-        row
+        (results["date"], row)
         for results in read()
         for row in results["rows"]
         if (row["kind"], row["ours_device"], row["peer"], row["game"], row["num_envs"])
         == (kind, device, peer, game, num_envs)
     ]
-    (row,) = rows
-    return row
+    return max(rows, key=lambda dated: dated[0])[1]
 
 
 def chart(theme: str) -> str:

@@ -15,6 +15,7 @@ sys.path.insert(0, str(DOCS))
 import addresses  # noqa: E402
 import gallery_films  # noqa: E402
 import game_pages  # noqa: E402
+import notebook_pages  # noqa: E402
 from sphinx.application import Sphinx  # noqa: E402
 
 import gpu_vecenv  # noqa: E402
@@ -71,6 +72,7 @@ def generate(app: Sphinx) -> None:
     """Write what is made from the declarations, and take over the documents that lie outside."""
     docs = Path(app.srcdir)
     game_pages.write(docs, docs / "games")
+    notebook_pages.write(docs.parent / "examples" / "notebooks", docs / "notebooks")
     (docs / "project").mkdir(exist_ok=True)
     for name in BESIDE:
         text = (docs.parent / name).read_text(encoding="utf-8").replace("](docs/", "](../")

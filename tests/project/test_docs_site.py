@@ -105,6 +105,31 @@ def test_what_a_game_s_page_shows_runs(game_pages: Any, name: str) -> None:
     assert told and told[1] == ", ".join(map(str, scope["obs"].shape))
 
 
+def test_a_notebook_s_page_has_its_text_its_code_and_its_stored_results(tmp_path: Path) -> None:
+    sys.path.insert(0, str(DOCS))
+    try:
+        notebook_pages = importlib.import_module("notebook_pages")
+    finally:
+        sys.path.remove(str(DOCS))
+    results = [
+        {"output_type": "stream", "text": ["a\n", "b\n"]},
+        {"output_type": "display_data", "data": {"image/png": "iVBORw==", "text/plain": "<Figure>"}},
+    ]
+    cells = [
+        {
+            "cell_type": "markdown",
+            "source": ["[![a](https://colab.example/a.svg)](https://colab.example)\n\n# One\n", "Two"],
+        },
+        {"cell_type": "code", "source": ["print(1)"], "outputs": results},
+    ]
+    page = notebook_pages.page({"cells": cells}, "some", tmp_path)
+    assert page.startswith(
+        "# One\n\n*A notebook: `examples/notebooks/some.ipynb`.*\n\nTwo\n\n```python\nprint(1)\n```\n"
+    )
+    assert page.endswith("\n\n```text\na\nb\n```\n\n![result](some-1-1.png)\n") and "colab" not in page
+    assert (tmp_path / "some-1-1.png").read_bytes() == b"\x89PNG"
+
+
 def metrics(file: str) -> list[dict[str, Any]]:
     return json.loads((DOCS / "performance" / file).read_text())["rows"]
 
@@ -187,7 +212,7 @@ def test_each_table_of_measurements_has_its_computer_and_its_command_below_it() 
 @pytest.mark.exhaustive
 def test_the_site_builds_and_is_whole(tmp_path: Path) -> None:
     pytest.importorskip("sphinx", reason="the extra docs is not installed")
-    made = shutil.ignore_patterns("_build", "games", "project", "__pycache__")
+    made = shutil.ignore_patterns("_build", "games", "notebooks", "project", "__pycache__")
     shutil.copytree(DOCS, tmp_path / "docs", ignore=made)
     for beside in (*ROOT.glob("*.md"), ROOT / "examples"):
         (tmp_path / beside.name).symlink_to(beside)
