@@ -38,6 +38,11 @@ OTHERS: Mapping[str, Scene] = {
     "cleanup": Scene(({"player": "at random"},)),
     "connect_four": Scene(({"player": "at random"},)),
     "simple_spread": Scene(({"agent": "at random"},)),
+    "simple_adversary": Scene(({"adversary": "at random", "agent": "at random"},)),
+    **{
+        name: Scene(({"agent": "at random"},))
+        for name in ("acrobot", "continuous_mountain_car", "mountain_car", "pendulum")
+    },
 }
 Policy = Callable[[torch.Tensor], torch.Tensor]  # observations of all agents -> actions
 Frame = np.ndarray[Any, Any]  # (height, width, 3) uint8
@@ -112,9 +117,24 @@ def front_film(runs: Path) -> Iterator[Frame]:
         yield np.concatenate([titled(line, text) for line, text in zip(lines, TITLES, strict=True)])
 
 
+def preview(film: Path) -> Image.Image:
+    """What other sites show of a link to this one, 1200 x 630: the name, the pitch and a frame of a film."""
+    image = Image.new("RGB", (1200, 630), PAPER)
+    with Image.open(film) as frames:
+        frames.seek(frames.n_frames // 2)
+        frame = frames.convert("RGB")
+    frame.thumbnail((700, 560))
+    image.paste(frame, (1160 - frame.width, (630 - frame.height) // 2))
+    draw = ImageDraw.Draw(image)
+    draw.text((40, 190), "gpu_vecenv", INK, ImageFont.load_default(64))
+    draw.text((40, 290), "Simulate and train\nmulti-agent games\nentirely on one GPU", INK, ImageFont.load_default(36))
+    return image
+
+
 if __name__ == "__main__":
     torch.manual_seed(0)  # policies sample their actions
     FOLDER.mkdir(exist_ok=True)
     write_video(front_film(Path(sys.argv[1])), FOLDER / "front.gif", FPS)
     for name, scene in {**SCENES, **OTHERS}.items():
         write_video(game_film(name, scene), FOLDER / f"{name}.gif", FPS)
+    preview(FOLDER / "front.gif").save(FOLDER.parent / "_static" / "preview.png", optimize=True)

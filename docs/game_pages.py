@@ -30,6 +30,7 @@ SECTION = re.compile(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL
 OBSERVATION = re.compile(r"^\*\*Observation\*\*([^\n]*(?:\n(?!\n|\|)[^\n]*)*)\n\n((?:\|[^\n]*\n)+)", re.MULTILINE)
 PARAMETERS = re.compile(r"^\| parameter \|[^\n]*\n(?:\|[^\n]*\n)+\n?", re.MULTILINE)
 RELATIVE = re.compile(r"\]\((?=[\w./-]+\.md[#)])")  # links to other pages
+DOCS = Path(__file__).parent
 STEPS = 25  # from the reset to the picture of a game
 
 
@@ -388,9 +389,10 @@ def overview(rules: str) -> str:
         if heading not in GAMES:
             return found[0]
         summary = body.strip().partition("\n\n")[0]
+        film = f"films/{heading}.gif"
         return f"""## {heading}
 
-:::{{image}} games/{heading}.png
+:::{{image}} {film if (DOCS / film).exists() else f"games/{heading}.png"}
 :alt: one environment of {heading}
 :class: thumbnail
 :target: games/{heading}.html

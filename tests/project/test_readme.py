@@ -211,7 +211,9 @@ def test_the_readme_is_short_and_its_pictures_are_here() -> None:
     linked = re.findall(r'(?:src|srcset|href)="([^"]*)"', text)
     files = [ROOT / target.partition("#")[0] for target in linked]
     assert len(linked) > 20 and all(file.is_file() for file in files), linked
-    assert all(file.stat().st_size < 2_000_000 for file in (ROOT / "docs" / "films").glob("*.gif"))
+    films = {file.stem: file.stat().st_size for file in (ROOT / "docs" / "films").glob("*.gif")}
+    assert films["front"] < 2_000_000 and all(size < 500_000 for size in films.values())
+    assert {name for name in GAMES if name not in films} == set(), "python docs/films.py RUNS"
 
 
 def test_no_page_names_an_address_that_the_project_lacks() -> None:
