@@ -143,12 +143,13 @@ def test_the_table_of_goals_is_what_was_measured(place: str) -> None:
 
 def test_the_table_of_learners_is_what_was_measured() -> None:
     rows = list(learners())
-    assert len(rows) == 5 and [row for row in rows if row not in TEXT] == []
+    assert len(rows) == 6 and [row for row in rows if row not in TEXT] == []
 
 
 def test_the_table_of_ten_seeds_is_what_was_measured() -> None:
     with imported_script(DOCS.parent / "tests" / "gpu" / "figures.py") as figures:
         assert figures.table([results("presets.json"), results("sb3.json")]) in TEXT
+        assert figures.table([results(f"algorithms-{name}.json") for name in ("mappo", "pqn")]) in TEXT
 
 
 def test_each_table_names_the_commit_and_the_device_of_its_file() -> None:
