@@ -290,6 +290,31 @@ def test_what_the_libraries_reach_is_what_was_measured() -> None:
     assert told == measured and len(told) >= 6
 
 
+def test_the_claims_of_the_front_pages_are_measured() -> None:
+    steps = {(row["game"], row["num_envs"], row["num_agents"]): row for row in metrics("h200-steps.json")}
+
+    def rate(game: str, num_envs: int, num_agents: int) -> float:
+        return num_envs / steps[game, num_envs, num_agents]["sample_and_step_us"] * 1e6
+
+    trained = {row["example"]: row["agent_steps_per_s"] / 1e6 for row in metrics("h200-train-examples.json")}
+    carts = f"{rate('cartpole', 1_000_000, 1) / 1e9:.1f} G env-steps/s"
+    readme, landing, reliability = TEXTS["README.md"], TEXTS["docs/index.md"], TEXTS["docs/reliability.md"]
+    assert carts in readme and carts in landing
+    assert f"{rate('tag_continuous', 100, 10_000) * 10_000 / 1e6:.0f} M agent-steps/s" in readme
+    assert f"makes {trained['torchrl_mappo']:.2f} M agent-steps/s" in readme
+    assert f"skrl's {trained['skrl_mappo']:.2f} M" in readme
+    for page, claim in (
+        (readme, "1,456 million agent-steps"),
+        (landing, "1,456 million agent-steps"),
+        (readme, "84 million"),
+    ):
+        assert claim in page and claim in reliability
+    adapters = TEXTS["docs/adapters.md"].partition("\n\n| library |")[2].partition("\n\n")[0]
+    libraries = re.findall(r"^\| ([\w-]+(?: Lightning)?) \|", adapters, re.MULTILINE)
+    assert len(set(libraries) - {"SuperSuit"}) == 11  # which wraps, and trains nothing
+    assert "Eleven RL libraries" in readme and "11 RL libraries" in landing
+
+
 @pytest.mark.parametrize("game", GAMES)
 def test_parameter_tables_are_complete(game: str) -> None:
     section = re.search(rf"^## {game}$(.*?)(?=^## |\Z)", TEXTS["docs/games.md"], re.MULTILINE | re.DOTALL)
