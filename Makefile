@@ -7,14 +7,15 @@ BIN = $(VENV)/bin
 INSTALL = $(BIN)/python gpu_vecenv/cli/install.py
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"$$/\1/p' gpu_vecenv/_version.py)
 CORES = $(shell $(PYTHON) -c 'import os; print(os.cpu_count() or 1)')
-# RL libraries that need a Python environment of their own, an extra each, and two oracles that do; all others of tests/clients share one.
-ALONE = benchmarl rllib agilerl sample-factory xuance overcooked-ai meltingpot
+# RL libraries that need a Python environment of their own, an extra each, and three oracles that do; all others of tests/clients share one.
+ALONE = benchmarl rllib agilerl sample-factory xuance overcooked-ai meltingpot ai-economist
 CLIENTS_APART = $(ALONE) clients
 tests_of = $(if $(filter $1,$(ALONE)),$(wildcard tests/*/test_$(subst -,_,$1).py),$(SHARED))
 SHARED = tests/adapters/test_pufferlib.py $(filter-out $(foreach client,$(ALONE),$(call tests_of,$(client))),$(wildcard tests/clients/test_*.py))
-# Installed without their dependencies, which exclude the torch or the Gymnasium of this project; the extra has the others.
+# Installed without their dependencies, which exclude the torch, Gymnasium or NumPy of this project; the extra has the others.
 FORCED_clients = 'pufferlib-core>=3.0.23'
 FORCED_sample-factory = 'sample-factory>=2.1.1'
+FORCED_ai-economist = 'ai-economist==1.7.1'
 CLIENTS = $(filter-out $(ALONE) pufferlib,$(patsubst tests/adapters/test_%.py,%,$(wildcard tests/adapters/test_*.py)))
 
 # RL libraries that share an environment with development; without a lock, what cannot be installed is left out.
@@ -32,14 +33,14 @@ listed = $(subst $(empty) ,$(comma),$(strip $1))
 
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 PARALLEL = -n auto --dist worksteal
-# With -O1 the host's kernels compile in half the time. HOST_FLAGS= compiles them as users have them.
-HOST_FLAGS ?= -O1
+# With -Og the host's kernels compile in half the time. HOST_FLAGS= compiles them as users have them.
+HOST_FLAGS ?= -Og
 COMPILES = --host-flags=$(HOST_FLAGS)
 QUICK = not slow and not exhaustive and not gpu
 ALL = not exhaustive
 ADAPTERS = printf '%s\n' $(CLIENTS:%=tests/adapters/test_%.py) | xargs -P $(CORES)
 # What `make bench-peers` measures beside us; WarpDrive needs a GPU, PufferLib a build that downloads.
-PEERS ?= gymnasium mpe2 rware envpool gymnax purejaxrl jaxmarl pgx vmas
+PEERS ?= gymnasium mpe2 sisl classic overcooked_ai rware envpool gymnax purejaxrl jaxmarl pgx vmas
 # After xargs: runs pytest on each line of paths by itself; no test on a line (pytest's code 5) is no error.
 EACH_LINE = -L 1 sh -c '$(PYTEST) "$$@" || [ $$? = 5 ]' sh
 

@@ -14,12 +14,12 @@ from xml.sax.saxutils import escape
 from benchmarks.table import rate, ratio, read
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "_static"
-# (title, rows: (peer, game, environments)) in the order of the chart.
+# (title, kind, device, rows: (peer, game, environments)) in the order of the chart.
 PARTS = (
     (
         "Simulation on one NVIDIA H200",
         "simulation",
-        "cuda",
+        "NVIDIA H200",
         (
             ("WarpDrive", "tag_continuous", 2_000),
             ("WarpDrive", "tag_gridworld", 100_000),
@@ -29,9 +29,15 @@ PARTS = (
         ),
     ),
     (
+        "Simulation on one NVIDIA H100",
+        "simulation",
+        "NVIDIA H100",
+        (("JaxMARL", "skirmish", 100_000), ("JaxMARL", "overcooked", 100_000), ("pgx", "connect_four", 100_000)),
+    ),
+    (
         "Training by PPO on one NVIDIA H200",
         "training",
-        "cuda",
+        "NVIDIA H200",
         (
             ("PureJaxRL", "cartpole", 16_384),
             ("JaxMARL IPPO", "simple_spread", 4_096),
@@ -41,7 +47,7 @@ PARTS = (
     (
         "Simulation on one core of a CPU",
         "simulation",
-        "cpu",
+        "x86_64",
         (("EnvPool", "cartpole", 1_000), ("VMAS", "simple_spread", 1_000)),
     ),
 )
@@ -49,27 +55,30 @@ THEMES: Mapping[str, Mapping[str, str]] = {
     "light": {"ink": "#1f2328", "dim": "#59636e", "line": "#d1d9e0", "bar": "#0072b2"},
     "dark": {"ink": "#f0f6fc", "dim": "#9198a1", "line": "#3d444d", "bar": "#56b4e9"},
 }
-WIDTH, LEFT, RIGHT, ROW, HEAD = 820, 330, 180, 24, 32  # pixels
+WIDTH, LEFT, RIGHT, ROW, HEAD = 860, 400, 180, 24, 32  # pixels
 RATES = ("ours_env_steps_per_s", "theirs_env_steps_per_s")
 FONT = "-apple-system, 'Segoe UI', 'Noto Sans', Helvetica, Arial, sans-serif"
 
 
-def found(kind: str, device: str, peer: str, game: str, num_envs: int) -> Mapping[str, Any]:
-    """The row of the committed results; of several the newest."""
+def found(kind: str, device: str, peer: str, game: str, num_envs: int) -> list[Mapping[str, Any]]:
+    """The newest rows of the committed results; a game has one for each of its layouts or scenarios."""
     rows = [
         (results["date"], row)
         for results in read()
         for row in results["rows"]
-        if (row["kind"], row["ours_device"], row["peer"], row["game"], row["num_envs"])
-        == (kind, device, peer, game, num_envs)
+        if (row["kind"], row["peer"], row["game"], row["num_envs"]) == (kind, peer, game, num_envs)
+        and results["device"].startswith(device)
     ]
-    return max(rows, key=lambda dated: dated[0])[1]
+    newest = max(date for date, _ in rows)
+    return [row for date, row in rows if date == newest]
 
 
 def chart(theme: str) -> str:
     """The chart as SVG."""
     colours = THEMES[theme]
-    parts = [(title, [found(kind, device, *row) for row in rows]) for title, kind, device, rows in PARTS]
+    parts = [
+        (title, [each for row in rows for each in found(kind, device, *row)]) for title, kind, device, rows in PARTS
+    ]
     most = max(float(ratio(row).split()[0]) for _, rows in parts for row in rows)
     height = sum(HEAD + ROW * len(rows) for _, rows in parts) + 34
     lines = list(drawn(parts, colours, (WIDTH - LEFT - RIGHT) / most))
@@ -94,7 +103,8 @@ def drawn(parts: list[tuple[str, list[Mapping[str, Any]]]], colours: Mapping[str
         for row in rows:
             middle, quartiles = ratio(row).split(" ")[0], row.get("ratio", {}).get("quartiles")
             end = LEFT + float(middle) * unit
-            label = f"{row['peer']}: {row['game']}, {row['num_envs']:,} x {row['num_agents']}"
+            texts = [value for value in row.get("config", {}).values() if isinstance(value, str)]
+            label = f"{row['peer']}: {' '.join([row['game'], *texts])}, {row['num_envs']:,} x {row['num_agents']}"
             rates = " / ".join(rate(row[key]).split(" (")[0] for key in RATES)
             yield f'<text x="{LEFT - 10}" y="{y + 15}" text-anchor="end" fill="{colours["ink"]}">{escape(label)}</text>'
             bar = f'x="{LEFT}" y="{y + 4}" width="{end - LEFT:.1f}" height="{ROW - 8}" rx="2"'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from benchmarks.cnn import PublishedCNN
 from benchmarks.workload import Peer, Prepared, Request, Workload
 from gpu_vecenv import Sampler, VecEnv
+from gpu_vecenv.engine.random_play import UniformParameters
 from gpu_vecenv.engine.timing import captured, provenance, synchronize
 from gpu_vecenv.envs.registry import configure
 from gpu_vecenv.errors import NonFiniteError
@@ -17,6 +19,7 @@ from gpu_vecenv.train.parallel_trainers import ParallelTrainers
 from gpu_vecenv.train.policy_specs import PolicySpec
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.pqn import PQNConfig
+from gpu_vecenv.train.reward import Transition
 from gpu_vecenv.train.trainer import Trainer
 
 PEER = Peer("gpu_vecenv", ("torch", "numpy"), ())
@@ -37,16 +40,13 @@ def simulation(request: Request) -> tuple[Prepared, VecEnv]:
     buffers = env.step_buffers()
     env.reset(seed=1, out=buffers)
     sampler = Sampler(env)
-    parameters = torch.zeros((env.num_envs, env.num_agents, sampler.num_parameters), device=device)
-    sample = dataclasses.replace(sampler.sample(parameters), entropies=None)
-
-    allowed, zero, excluded = buffers.action_mask, parameters.new_tensor(0.0), parameters.new_tensor(-torch.inf)
+    parameters = UniformParameters(sampler, buffers)
+    sample = dataclasses.replace(sampler.sample(parameters.tensor), entropies=None)
 
     def steps() -> None:
         for _ in range(workload.num_steps):
-            if allowed is not None:
-                torch.where(allowed, zero, excluded, out=parameters)
-            sampler.step(parameters, sample=sample, out=buffers)
+            parameters.refresh()
+            sampler.step(parameters.tensor, sample=sample, out=buffers)
 
     repeat = captured(steps, device)
 
@@ -70,7 +70,41 @@ def _training(request: Request) -> Prepared:
     return Prepared(run, trainer.env.num_agents, _facts(device))
 
 
-def trainer_of(request: Request, seed: int = 0, **schedule: Any) -> Trainer:
+def watch(request: Request, seed: int, log: Callable[[int, float], bool]) -> dict[str, Any]:
+    """Train as the published configuration says until ``log(env_steps, score)`` is True; returns facts."""
+    workload, device = request.workload, torch.device(request.device)
+    scores = torch.full((workload.num_envs,), torch.nan, device=device)
+
+    def keeping_scores(env: VecEnv) -> Callable[[Transition], torch.Tensor]:
+        final = env.state[SCORES[workload.game]]
+
+        def rewards(step: Transition) -> torch.Tensor:
+            ended = (step.terminations | step.truncations)[:, 0]
+            scores.copy_(torch.where(ended, final.float(), scores))
+            return step.rewards.clone()
+
+        return rewards
+
+    options: dict[str, Any] = {"total_steps": workload.env_steps, "final_learning_rate": 0.0}
+    trainer = trainer_of(request, seed, keeping_scores, **options)
+    scores.fill_(torch.nan)  # the trainer has called the function once, to check it
+    while trainer.iteration < workload.updates:
+        if workload.game == "overcooked":
+            weight = max(0.0, 1 - trainer.iteration * trainer.env_steps_per_iteration / SHAPING_STEPS)
+            trainer.env.state["shaping_weight"].fill_(weight)
+        trainer.train_iteration()
+        synchronize(device)
+        if log(trainer.iteration * trainer.env_steps_per_iteration, float(scores.nanmean())):
+            break
+    return _facts(device)
+
+
+def trainer_of(
+    request: Request,
+    seed: int = 0,
+    reward_of: Callable[[VecEnv], Callable[[Transition], torch.Tensor]] | None = None,
+    **schedule: Any,
+) -> Trainer:
     """The trainer of a workload, one policy for all agents, with these options beside those of the workload."""
     workload = request.workload
     game = configure(workload.game, **workload.config)
@@ -84,7 +118,8 @@ def trainer_of(request: Request, seed: int = 0, **schedule: Any) -> Trainer:
     config = CONFIGS[workload.game, workload.algorithm](sizes, workload.hidden_size)
     roles = "+".join(game.layout.present_roles)
     env = VecEnv(game, workload.num_envs, torch.device(request.device), autoreset_mode="next_step")
-    return Trainer(env, config, seed=seed, policies={roles: PolicySpec(network=_network(game, workload, seed))})
+    policies = {roles: PolicySpec(network=_network(game, workload, seed))}
+    return Trainer(env, config, seed=seed, reward=None if reward_of is None else reward_of(env), policies=policies)
 
 
 def _network(game: Any, workload: Workload, seed: int) -> PublishedCNN | None:
@@ -146,6 +181,8 @@ PPO = {
     "entropy_coefficient": 0.01,
     "max_grad_norm": 0.5,
 }
+SCORES = {"overcooked": "sparse_return", "skirmish": "won"}  # fields of the state at the end of an episode
+SHAPING_STEPS = 2_500_000  # env-steps in which overcooked's shaped rewards fall to 0
 CONFIGS = {  # game, algorithm
     ("cartpole", "ppo"): _ppo,
     ("simple_spread", "ppo"): _ppo,

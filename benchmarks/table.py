@@ -80,8 +80,11 @@ def read(folder: Path = FOLDER) -> Iterator[dict[str, Any]]:
 def line(row: Mapping[str, Any]) -> str:
     """One row: medians and, where repeats were kept, quartiles."""
     what = row["kind"] if row.get("algorithm", "ppo") == "ppo" else f"{row['kind']} ({row['algorithm']})"
+    workload = [f"{what} `{row['game']}`"]
+    workload += [value for value in row.get("config", {}).values() if isinstance(value, str)]  # a layout, a scenario
+    workload += [row["precision"]] if row["kind"] == "training" else []
     cells = (
-        f"{what} `{row['game']}`" + (f", {row['precision']}" if row["kind"] == "training" else ""),
+        ", ".join(workload),
         f"{row['num_envs']:,} x {row['num_agents']:,}",
         rate(row["ours_env_steps_per_s"]),
         f"{row['peer']} {rate(row['theirs_env_steps_per_s'])}",

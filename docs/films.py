@@ -39,6 +39,7 @@ OTHERS: Mapping[str, Scene] = {
     "connect_four": Scene(({"player": "at random"},)),
     "simple_spread": Scene(({"agent": "at random"},)),
     "simple_adversary": Scene(({"adversary": "at random", "agent": "at random"},)),
+    "economy": Scene(({"worker": "at random", "planner": "at random"},)),
     **{
         name: Scene(({"agent": "at random"},))
         for name in ("acrobot", "continuous_mountain_car", "mountain_car", "pendulum")

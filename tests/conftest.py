@@ -20,6 +20,8 @@ CLEARED = (
     *("MAKEFLAGS", "MAKELEVEL", "MFLAGS"),
 )
 
+COLLECTED = pytest.StashKey[set[str]]()
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
@@ -32,7 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--host-flags",
         default="",
         metavar="FLAGS",
-        help="compiler flags for the host's kernels, such as -O1, with which they compile in half the time",
+        help="compiler flags for the host's kernels, such as -Og, with which they compile in half the time",
     )
 
 
@@ -87,7 +89,10 @@ def pytest_runtest_teardown() -> None:
     freeze_what_was_imported()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not any("::" in path for path in config.args):  # whole files, before markers and keywords choose
+        config.stash[COLLECTED] = {item.nodeid for item in items}
     if torch.cuda.is_available():
         return
     for item in items:
@@ -112,6 +117,12 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
 
 
 @pytest.fixture
+def collected_tests(pytestconfig: pytest.Config) -> set[str]:
+    """The node ids of the files that this run has read in whole, those included that it does not run."""
+    return pytestconfig.stash.get(COLLECTED, set())
+
+
+@pytest.fixture
 def random_seed() -> int:
     """The seed of random inputs, another one in each run."""
     return fuzz_seed()
@@ -121,6 +132,18 @@ def random_seed() -> int:
 def shipped_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels are compiled as users have them, whatever --host-flags says."""
     monkeypatch.delenv("GPU_VECENV_CXXFLAGS", raising=False)
+
+
+@pytest.fixture
+def pictures() -> None:
+    """For tests of drawings in a module without_pictures."""
+
+
+@pytest.fixture
+def without_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs draw no learning curve, a second each, as where matplotlib is missing; but for tests that use pictures."""
+    if "pictures" not in request.fixturenames:
+        monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
 
 
 @pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

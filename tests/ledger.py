@@ -1,6 +1,7 @@
 """The ledger: digests recorded on a GPU, to check on any machine that the CPU is bitwise equal.
 
     python tests/ledger.py record [--agent-steps N]   # on a GPU: one row for each version of a game and autoreset mode
+    python tests/ledger.py record --games harvest cleanup   # the rows of these again, or for the first time
     python tests/ledger.py replay [--agent-steps N]   # anywhere: every row again, on the CPU
     python tests/ledger.py replay --webassembly       # as WebAssembly, in Node.js
 
@@ -43,6 +44,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "acrobot": {"max_steps": 100},
     "pursuit": {"max_steps": 100},
     **{name: {"max_steps": 200} for name in ("harvest", "cleanup")},
+    "economy": {"max_steps": 200, "period": 40, "fixed_four_skill_and_loc": False},
 }
 SOURCES = (
     "gpu_vecenv/compile/codegen.py",
@@ -95,17 +97,20 @@ def read(path: Path = LEDGER) -> list[Row]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def record(device: str, agent_steps: int, path: Path = LEDGER) -> list[Row]:
-    """Record all rows on a device and overwrite the ledger."""
-    origin = provenance(torch.device(device))
-    rows = []
+def record(device: str, agent_steps: int, path: Path = LEDGER, games: Sequence[str] = ()) -> list[Row]:
+    """Record all rows on a device and overwrite the ledger; or those of ``games``, beside the others that it has."""
+    origin, order = provenance(torch.device(device)), list(GAMES)
+    rows = [row for row in read(path) if games and row["game"] not in games]
+    path.parent.mkdir(parents=True, exist_ok=True)
     for row in rows_to_record(agent_steps):
+        if games and row["game"] not in games:
+            continue
         found = digests(row, device, [int(steps) for steps in row["digests"]])
         game = gpu_vecenv.configure(row["game"], **row["config"])
         rows.append({**row, "digests": found, "sources": source_sha256(game), **origin})
+        rows.sort(key=lambda one: order.index(one["game"]))
+        path.write_text("".join(json.dumps(one) + "\n" for one in rows))
         print(f"{row['game']} {row['autoreset_mode']}: {found}", flush=True)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return rows
 
 
@@ -138,6 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--agent-steps", type=lambda text: int(float(text)), help="length of the longest run of each game"
     )
+    parser.add_argument("--games", nargs="+", choices=list(GAMES), default=[], help="record: the rows of these alone")
     parser.add_argument("--ledger", type=Path, default=LEDGER)
     parser.add_argument("--receipt", action="store_true", help="replay: write a receipt")
     parser.add_argument("--webassembly", action="store_true", help="replay: in Node.js instead of on the CPU")
@@ -145,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.webassembly and (given.command == "record" or given.receipt):
         parser.error("--webassembly replays, and writes no receipt")
     if given.command == "record":
-        record(given.device, given.agent_steps or LONG, given.ledger)
+        record(given.device, given.agent_steps or LONG, given.ledger, given.games)
         return 0
     rows, failed, done, wanted = read(given.ledger), 0, dict[str, int](), given.agent_steps or SHORT
     compared = 0

@@ -4,6 +4,8 @@ PEERS = (
     "gymnasium",
     "mpe2",
     "sisl",
+    "classic",
+    "overcooked_ai",
     "rware",
     "envpool",
     "pufferlib",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from typing import Any
 
 from benchmarks.peers import jax_ppo, jax_simulation, jaxmarl_games
@@ -108,6 +110,35 @@ def learn(request: Request, seeds: int) -> tuple[list[float], dict[str, Any]]:
     returns = logs[0].returned_episode_returns.reshape(seeds, -1).mean(1)
     num_agents = jaxmarl_games.environment(request.workload).num_agents  # by which its logs multiply rewards
     return [float(x) / num_agents for x in returns], facts
+
+
+def watch(request: Request, seed: int, log: Callable[[int, float], bool]) -> dict[str, Any]:
+    """As ``benchmarks.ours.watch``, by the published script, which goes on in a thread after ``log`` is True."""
+    import jax
+    import numpy as np
+
+    assert request.published
+    facts: dict[str, Any] = jax_simulation.configure(request)
+    script, over, errors = script_of(request.workload), threading.Event(), list[BaseException]()
+
+    def logged(metrics: Any) -> None:
+        score = metrics.get("win_rate", metrics.get("returned_episode_returns"))
+        if not over.is_set() and log(int(metrics["env_step"]), float(np.mean(score))):
+            over.set()
+
+    def run() -> None:
+        try:
+            train = published(request.workload, str(request.published), logged)
+            jax.block_until_ready(jax.jit(train)(jax.random.PRNGKey(seed)))
+        except BaseException as error:  # raised by the thread that waits
+            errors.append(error)
+        over.set()
+
+    threading.Thread(target=run, daemon=True).start()
+    over.wait()
+    if errors:
+        raise errors[0]
+    return {**facts, "title": script.title, "script": f"{script.module}.py as published"}
 
 
 def _actors(env: Any, request: Request) -> jax_ppo.Actors:

@@ -98,12 +98,16 @@ HD void step(State s, Io io) {
 }
 
 HD void observe(State s, Io io) {
-    FOR_AGENTS (i) {
-        io.acting[i] = i == s.player[0];
-        for (int column = 0; column < NUM_COLUMNS; ++column) io.action_mask[i][column] = is_open(s, column);
+    FOR_AGENTS (i) io.acting[i] = i == s.player[0];
+    FOR_RANGE (column, NUM_COLUMNS) {
+        for (int i = 0; i < NUM_AGENTS; ++i) io.action_mask[i][column] = is_open(s, column);
     }
-    FOR_OBS (i, k) {
-        int cell = k / 2, owner = k % 2 == 0 ? i : 1 - i;
-        io.obs[i][k] = s.board[cell / NUM_COLUMNS][cell % NUM_COLUMNS] == owner + 1;
+    FOR_RANGE (cell, NUM_ROWS * NUM_COLUMNS) {
+        int piece = s.board[cell / NUM_COLUMNS][cell % NUM_COLUMNS];
+        for (int i = 0; i < NUM_AGENTS; ++i) {
+            int other = 1 - i;
+            io.obs[i][2 * cell] = piece == i + 1;
+            io.obs[i][2 * cell + 1] = piece == other + 1;
+        }
     }
 }

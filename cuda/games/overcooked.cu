@@ -4,7 +4,10 @@
 // Declared in gpu_vecenv/envs/overcooked.py.
 #include "game_api.cuh"
 
-struct Scratch {};
+struct Scratch {
+    u32 seen[NUM_AGENTS][HEIGHT * WIDTH];  // bit c: channel c is not 0 in the cell, as each player sees it
+    u8 amount[HEIGHT * WIDTH];             // in channels 16 and 20
+};
 
 constexpr int FLOOR = 0, COUNTER = 1, POT = 2, ONIONS = 3, DISHES = 4, SERVING = 5;  // what a cell is
 constexpr int NOTHING = 0, ONION = 1, DISH = 2, SOUP = 3;                            // what lies there, or is held
@@ -142,60 +145,52 @@ HD void step(State s, Io io) {
 
 HD bool stands(State s, int i, int y, int x) { return s.position[i][0] == x && s.position[i][1] == y; }
 
-// A channel of the lossless state encoding at one cell, as player i sees it.
-HD int feature(State s, Io io, int i, int y, int x, int channel) {
-    if (channel < 10) {  // where each player stands, the observer first, then the same for each orientation
-        int place = channel < 2 ? channel : (channel - 2) / 4, player = place == 0 ? i : 1 - i;
-        return stands(s, player, y, x) && (channel < 2 || s.orientation[player] == (channel - 2) % 4);
-    }
-    int terrain = s.terrain[y][x];
-    switch (channel) {
-        case 10:
-            return terrain == POT;
-        case 11:
-            return terrain == COUNTER;
-        case 12:
-            return terrain == ONIONS;
-        case 14:
-            return terrain == DISHES;
-        case 15:
-            return terrain == SERVING;
-        case 25:
-            return MAX_STEPS - io.elapsed_steps < 40;
-    }
-    int item = s.item[y][x], tick = s.cooking_tick[y][x];
+TABLE int CHANNEL_OF_TERRAIN[6] = {-1, 11, 10, 12, 14, 15};
+constexpr int ONIONS_IN_POT = 16, ONIONS_IN_SOUP = 18, TIME_LEFT = 20, SOUP_READY = 21, DISH_THERE = 22,
+              ONION_THERE = 23, URGENT = 25;
+
+// The channels of the lossless state encoding at one cell that are not 0 for both players alike.
+HD u32 seen_by_both(State s, Io io, int y, int x) {
+    int terrain = s.terrain[y][x], item = s.item[y][x];
+    u32 seen = terrain == FLOOR ? 0 : 1u << CHANNEL_OF_TERRAIN[terrain];
+    if (MAX_STEPS - io.elapsed_steps < 40) seen |= 1u << URGENT;
     if (terrain == POT) {
-        bool full = item == FULL;
-        switch (channel) {
-            case 16:
-                return full ? 0 : item;
-            case 18:
-                return full ? FULL : 0;
-            case 20:
-                return full ? COOK_TIME - tick : 0;
-            case 21:
-                return full && tick >= COOK_TIME;
-        }
-        return 0;
+        if (item != FULL) return seen | 1u << ONIONS_IN_POT;
+        bool ready = s.cooking_tick[y][x] >= COOK_TIME;
+        return seen | 1u << ONIONS_IN_SOUP | 1u << TIME_LEFT | (u32)ready << SOUP_READY;
     }
     for (int j = 0; j < NUM_AGENTS; ++j)
         if (stands(s, j, y, x)) item = s.held[j];
-    switch (channel) {
-        case 18:
-            return item == SOUP ? FULL : 0;
-        case 21:
-            return item == SOUP;
-        case 22:
-            return item == DISH;
-        case 23:
-            return item == ONION;
+    return seen | (item == SOUP    ? 1u << ONIONS_IN_SOUP | 1u << SOUP_READY
+                   : item == DISH  ? 1u << DISH_THERE
+                   : item == ONION ? 1u << ONION_THERE
+                                   : 0);
+}
+
+// Where the players stand, the observer first, then the same for each orientation.
+HD u32 players_seen(State s, int i, int y, int x) {
+    u32 seen = 0;
+    for (int place = 0; place < NUM_AGENTS; ++place) {
+        int player = place == 0 ? i : 1 - i;
+        if (stands(s, player, y, x)) seen |= 1u << place | 1u << (2 + 4 * place + s.orientation[player]);
     }
-    return 0;  // of tomatoes
+    return seen;
 }
 
 HD void observe(State s, Io io) {
+    Scratch& w = *io.scratch;
+    FOR_RANGE (cell, HEIGHT * WIDTH) {
+        int y = cell / WIDTH, x = cell % WIDTH;
+        u32 seen = seen_by_both(s, io, y, x);
+        for (int i = 0; i < NUM_AGENTS; ++i) w.seen[i][cell] = seen | players_seen(s, i, y, x);
+        w.amount[cell] = (u8)(s.item[y][x] == FULL ? COOK_TIME - s.cooking_tick[y][x] : s.item[y][x]);
+    }
+    group_sync();
     FOR_OBS (i, k) {
-        int cell = k / NUM_CHANNELS;
-        io.obs[i][k] = (float)feature(s, io, i, cell / WIDTH, cell % WIDTH, k % NUM_CHANNELS);
+        int cell = k / NUM_CHANNELS, channel = k % NUM_CHANNELS;
+        int amount = channel == ONIONS_IN_SOUP                          ? FULL
+                     : channel == ONIONS_IN_POT || channel == TIME_LEFT ? w.amount[cell]
+                                                                        : 1;
+        io.obs[i][k] = w.seen[i][cell] >> channel & 1 ? (float)amount : 0.0f;
     }
 }

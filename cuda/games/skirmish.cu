@@ -231,14 +231,14 @@ HD void step(State s, Io io) {
     for (int move = 0; move < WORLD_STEPS_PER_ENV_STEP; ++move) move_and_hit(s, io, move);
     ONCE {
         float lost = 0;
-        bool allies = false, enemies = false;
+        int allies = 0, enemies = 0;  // alive
         for (int u = 0; u < NUM_UNITS; ++u) {
-            (is_ally(u) ? allies : enemies) |= is_alive(s, u);
+            (is_ally(u) ? allies : enemies) += is_alive(s, u);
             if (!is_ally(u)) lost += (s.health[u] - io.scratch->health_before[u]) / stat(s, u, FULL_HEALTH);
         }
-        s.won[0] = allies && !enemies;
+        s.won[0] = allies > 0 && enemies == 0;
         io.scratch->reward = math::abs(lost) / NUM_ENEMIES + (s.won[0] ? WON_BATTLE_BONUS : 0);
-        io.scratch->over = !allies || !enemies;
+        io.scratch->over = allies == 0 || enemies == 0;
     }
     group_sync();
     FOR_AGENTS (i) {

@@ -226,16 +226,15 @@ HD void observe(State s, Io io) {
         for (int k = 0; k < 4; ++k) row[3 + k] = s.direction[i] == k;
         row[7] = s.floor[y][x] != STORAGE;
     }
-    FOR_RANGE (k, NUM_AGENTS * SENSORS) {
-        int i = k / SENSORS, line = k % SENSORS, y = s.position[i][1] - SENSOR_RANGE + line;
-        for (int column = 0; column < SENSORS; ++column) {
-            int x = s.position[i][0] - SENSOR_RANGE + column;
-            int shelf = x >= 0 && x < WIDTH && y >= 0 && y < HEIGHT ? s.shelf[y][x] : NOTHING;
-            float* row = &io.obs[i][8 + 7 * (line * SENSORS + column)];
-            for (int place = 0; place < 5; ++place) row[place] = place == 1;  // no robot, with direction up
-            row[5] = shelf != NOTHING;
-            row[6] = shelf == REQUESTED;
-        }
+    FOR_RANGE (k, NUM_AGENTS * SENSORS * SENSORS) {
+        int i = k / (SENSORS * SENSORS), sensor = k % (SENSORS * SENSORS);
+        int x = s.position[i][0] - SENSOR_RANGE + sensor % SENSORS;
+        int y = s.position[i][1] - SENSOR_RANGE + sensor / SENSORS;
+        int shelf = x >= 0 && x < WIDTH && y >= 0 && y < HEIGHT ? s.shelf[y][x] : NOTHING;
+        float* row = &io.obs[i][8 + 7 * sensor];
+        for (int place = 0; place < 5; ++place) row[place] = place == 1;  // no robot, with direction up
+        row[5] = shelf != NOTHING;
+        row[6] = shelf == REQUESTED;
     }
     group_sync();
     FOR_RANGE (k, NUM_AGENTS * NUM_AGENTS) {

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from gpu_vecenv.declare.env import Env
+from gpu_vecenv.engine.random_play import UniformParameters
 from gpu_vecenv.engine.sampler import Sampler
 from gpu_vecenv.engine.timing import captured, seconds, synchronize
 from gpu_vecenv.engine.vec_env import VecEnv
@@ -79,7 +80,8 @@ def measure(
 ) -> dict[str, Any]:
     """One row: the stages "step", "sampling", and "sample_and_step" (``Sampler.step``).
 
-    Times are per step. Sampling yields actions and log-probabilities, as the trainer uses them. The bytes of
+    Times are per step. Sampling yields actions and log-probabilities, as the trainer uses them. In games with masks
+    random actions are drawn within "step", and "sample_and_step" excludes what a mask forbids. The bytes of
     "sample_and_step" are those of the step alone.
     """
     if device.type == "cuda":
@@ -101,20 +103,21 @@ def measure(
         "bytes_per_agent_step": round(bytes_per_env_step(game) / game.layout.num_agents, 2),
     }
     sampler = Sampler(env)
-    parameters = torch.zeros((num_envs, game.layout.num_agents, sampler.num_parameters), device=device)
-    sample = dataclasses.replace(sampler.sample(parameters), entropies=None)
+    parameters = UniformParameters(sampler, buffers)
+    sample = dataclasses.replace(sampler.sample(parameters.tensor), entropies=None)
 
     def step() -> None:
-        for action in actions:
-            env.step(action, out=buffers)
+        for action in actions:  # replays visit other states, with other action masks
+            env.step(env.sample_actions() if game.layout.masks_actions else action, out=buffers)
 
     def draw_samples() -> None:
         for _ in range(STEPS_PER_RUN):
-            sampler.sample(parameters, out=sample)
+            sampler.sample(parameters.tensor, out=sample)
 
     def sample_and_step() -> None:
         for _ in range(STEPS_PER_RUN):
-            sampler.step(parameters, sample=sample, out=buffers)
+            parameters.refresh()
+            sampler.step(parameters.tensor, sample=sample, out=buffers)
 
     step_bytes, sample_bytes = num_envs * bytes_per_env_step(game), num_envs * bytes_per_env_sample(game)
     for stage, call, num_bytes in (

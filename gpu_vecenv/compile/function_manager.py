@@ -128,7 +128,9 @@ class FunctionManager:
             raise DeviceUnavailableError(
                 f'{layout.name} declares host = False: it is written for CUDA only; use device="cuda"'
             )
-        group_shape = group_shape or GroupShape.of(self.backend.default_threads_per_env(layout.num_agents))
+        group_shape = group_shape or GroupShape.of(
+            self.backend.default_threads_per_env(layout.num_agents, layout.largest_array)
+        )
         path = layout.source_path
         try:
             source = self.backend.device_constants(group_shape) + game_source(layout, build)

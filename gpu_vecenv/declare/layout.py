@@ -131,6 +131,12 @@ class GameLayout:
         """Items of one agent's row of the observation tensor, the widest role's."""
         return math.prod(self.observation.shape)
 
+    @cached_property
+    def largest_array(self) -> int:
+        """Items of the largest array that a step of one environment writes: a field of the state, or observations."""
+        own = (field.size for field in (*self.fields, *self.engine_fields) if not field.shared)
+        return max(self.num_agents * self.obs_size, *own)
+
     @property
     def tracks_acting(self) -> bool:
         """Whether agents may be active in a step, and receive its reward, without acting in it."""

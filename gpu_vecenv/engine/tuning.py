@@ -16,6 +16,7 @@ from gpu_vecenv.compile.backends import GROUP_SIZES, GROUP_SIZES_WITHIN_WARP, Gr
 from gpu_vecenv.compile.function_manager import FunctionManager
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.arguments import validate_int
+from gpu_vecenv.engine.random_play import UniformParameters
 from gpu_vecenv.engine.sampler import Sampler
 from gpu_vecenv.engine.timing import captured, seconds
 from gpu_vecenv.engine.tuning_cache import tuning_path
@@ -101,7 +102,7 @@ def tune(
         raise DeviceUnavailableError(
             f'tune: the device is {backend.device}, where one thread runs an environment; expected a GPU, device="cuda"'
         )
-    default = GroupShape.of(backend.default_threads_per_env(game.layout.num_agents))
+    default = GroupShape.of(backend.default_threads_per_env(game.layout.num_agents, game.layout.largest_array))
     shapes = candidate_shapes(default)
     done, count = 0, len(shapes) + 4  # the shapes, one and two kernels to sample and step, both defaults again
 
@@ -216,18 +217,12 @@ def _sample_and_step_seconds(env: VecEnv) -> float:
     """Time of one step that draws its actions, with their log-probabilities, as in training."""
     buffers, sampler = env.step_buffers(), Sampler(env)
     env.reset(seed=1, out=buffers)
-    parameters = torch.zeros((env.num_envs, env.num_agents, sampler.num_parameters), device=env.device)
-    sample = dataclasses.replace(sampler.sample(parameters), entropies=None)
-    action = env.layout.action
-    is_discrete = torch.ones((env.num_agents, 1), dtype=torch.bool, device=env.device)
-    for role in action.bounds:  # their parameters are means and deviations
-        is_discrete[env.layout.role_slices[role]] = False
+    parameters = UniformParameters(sampler, buffers)
+    sample = dataclasses.replace(sampler.sample(parameters.tensor), entropies=None)
 
     def steps() -> None:
         for _ in range(STEPS):
-            if buffers.action_mask is not None:  # a forbidden action would end the episode
-                logits = parameters.zero_()[..., : buffers.action_mask.shape[-1]]
-                logits.masked_fill_(~buffers.action_mask & is_discrete, -torch.inf)
-            sampler.step(parameters, sample=sample, out=buffers)
+            parameters.refresh()  # a forbidden action would end the episode
+            sampler.step(parameters.tensor, sample=sample, out=buffers)
 
     return seconds(captured(steps, env.device), env.device) / STEPS

@@ -46,8 +46,9 @@ def resolve_launches(
     Raises:
         ConfigError: ``threads_per_env`` or ``threads_per_block`` is not supported, or they do not fit together.
     """
+    default = backend.default_threads_per_env(game.layout.num_agents, game.layout.largest_array)
     given = GroupShape.of(
-        backend.default_threads_per_env(game.layout.num_agents) if threads_per_env is None else threads_per_env,
+        default if threads_per_env is None else threads_per_env,
         threads_per_block,
     )
     if backend.processor_name is None:

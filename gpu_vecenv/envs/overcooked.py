@@ -48,6 +48,7 @@ class Overcooked(Env):
     roles = MappingProxyType({"player": 2})
     action_space = Discrete(6)  # north, south, east, west, stay, interact
     num_channels = 26
+    obs_staging_bytes = 48 << 10
     noop = 4
     render_fps = 6
     # Of JaxMARL's baselines/IPPO/config/ippo_cnn_overcooked.yaml.

@@ -22,6 +22,7 @@ from gpu_vecenv.envs.cartpole import Cartpole
 from gpu_vecenv.envs.cleanup import Cleanup
 from gpu_vecenv.envs.connect_four import ConnectFour
 from gpu_vecenv.envs.continuous_mountain_car import ContinuousMountainCar
+from gpu_vecenv.envs.economy import Economy
 from gpu_vecenv.envs.harvest import Harvest
 from gpu_vecenv.envs.mountain_car import MountainCar
 from gpu_vecenv.envs.overcooked import Overcooked
@@ -56,6 +57,7 @@ GAMES: dict[str, type[Env]] = {
         Warehouse,
         Harvest,
         Cleanup,
+        Economy,
     )
 }
 Game = str | type[Env] | Env  # a registered name, a class or a configured game

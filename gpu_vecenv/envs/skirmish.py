@@ -63,6 +63,7 @@ class Skirmish(Env):
     critic_state = ("world",)
     termination_label = "one army was destroyed"
     render_fps = 10
+    obs_staging_bytes = 48 << 10
     preset = MappingProxyType({**RUN, **LEARNING})
     algorithm_presets = MappingProxyType({"pqn-vdn": {**Q_RUN, **Q_LEARNING}})
 

@@ -239,7 +239,7 @@ def _is_plain(value: Any, depth: int = 4) -> bool:
     if isinstance(value, list | tuple):
         return depth > 0 and all(_is_plain(item, depth - 1) for item in value)
     number = (type(value) is int and abs(value) < 2**63) or (type(value) is float and math.isfinite(value))
-    text = type(value) is str and len(value) <= 1000 and value.isprintable()
+    text = type(value) is str and len(value) <= 1000 and value.replace("\n", "").isprintable()
     return value is None or type(value) is bool or number or text
 
 

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from support.processes import run_child
+from support.warm_process import run_python
 
 import gpu_vecenv.adapters
 from gpu_vecenv.bench import baselines as bench_baselines
@@ -40,7 +40,7 @@ ROW |= {f"{stage}_{figure}" for stage in STAGES for figure in STAGE}
 
 def run_bench(folder, *arguments):
     """What one run printed and what it wrote."""
-    done = run_child("-m", "gpu_vecenv.bench", "--device", "cpu", "--json", "rows.json", *arguments, folder=folder)
+    done = run_python("-m", "gpu_vecenv.bench", "--device", "cpu", "--json", "rows.json", *arguments, folder=folder)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout, json.loads((folder / "rows.json").read_text())
 
@@ -119,6 +119,11 @@ def test_games_with_continuous_actions_are_sampled_too(quick):
     assert set(row) == ROW and row["faults"] == 0
     clocks, parameters, drawn = 2 * 4 + 8 + 4, 2 * 4, 3 * 4  # mean, log-std.; action, draw, log-probability
     assert row["sampling_bytes"] == 3 * (clocks + parameters + drawn)
+
+
+def test_games_with_masks_are_played_by_them(quick):
+    (row,) = quick(game="connect_four", num_envs=50)["rows"]
+    assert set(row) == ROW and row["faults"] == 0
 
 
 @pytest.mark.parametrize("game", ["tag_continuous", "pendulum"])

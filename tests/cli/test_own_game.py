@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box
-from support.processes import run_child
+from support.warm_process import run_python
 
 import gpu_vecenv
 from gpu_vecenv.check.game import check_game
@@ -86,7 +86,7 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return run_child(*arguments, folder=folder)
+    return run_python(*arguments, folder=folder)
 
 
 # ---------------------------------------------------------------------- gpu-vecenv new
@@ -451,7 +451,9 @@ def test_an_error_in_the_source_is_reported_before_missing_definitions(write):
 
 
 def cuda_text(game: Env) -> str:
-    return cuda_constants(default_threads_per_env(game.num_agents), 64 << 10) + game_source(game.layout)
+    return cuda_constants(default_threads_per_env(game.num_agents, game.layout.largest_array), 64 << 10) + game_source(
+        game.layout
+    )
 
 
 def test_both_compilers_name_file_and_line_of_an_error(write):

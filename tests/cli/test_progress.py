@@ -6,7 +6,7 @@ import re
 
 import pytest
 from rich.console import Console
-from support.processes import run_child
+from support.warm_process import run_python
 
 from gpu_vecenv.bench import command as bench_command
 from gpu_vecenv.bench import games as bench_games
@@ -113,7 +113,7 @@ def reports(text, label):
 def trained(tmp_path_factory):
     """A run of three iterations, in a process that writes to pipes and prints every line; its output."""
     folder = tmp_path_factory.mktemp("progress")
-    done = run_child("-m", "gpu_vecenv.cli", *GRID, "--out", "run", folder=folder, variables=EVERY_LINE)
+    done = run_python("-m", "gpu_vecenv.cli", *GRID, "--out", "run", folder=folder, variables=EVERY_LINE)
     assert (done.returncode, done.stderr) == (0, "")
     return folder / "run", done.stdout
 

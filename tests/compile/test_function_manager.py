@@ -728,7 +728,7 @@ def test_failures_of_a_compiler_are_distinguished(tmp_path, does, error, words):
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("ziglang") is None, reason="the package ziglang is not installed")
 @pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++ to compare with")
-def test_clang_from_a_wheel_is_bitwise_equal_to_gcc(monkeypatch):
+def test_clang_from_a_wheel_is_bitwise_equal_to_gcc(shipped_flags, monkeypatch):
     digests = {}
     for compiler in ("g++", f"{shlex.quote(sys.executable)} -m ziglang c++"):
         monkeypatch.setenv("CXX", compiler)

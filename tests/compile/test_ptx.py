@@ -86,7 +86,7 @@ class Text:
         return [sample_kernel(self.layout), *learner]
 
     def write(self) -> str:
-        text = cuda_constants(default_threads_per_env(self.layout.num_agents), SHARED_LIMIT)
+        text = cuda_constants(default_threads_per_env(self.layout.num_agents, self.layout.largest_array), SHARED_LIMIT)
         text += game_source(self.layout, self.build) + arguments_source(self.kernels_after_the_engine())
         for name in ("beta.cuh", "sampling.cuh", "sampler.cu", "loss.cuh", "learner.cu"):
             if name in ("beta.cuh", "sampling.cuh") and self.build.sampled:

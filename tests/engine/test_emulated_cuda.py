@@ -31,6 +31,7 @@ from gpu_vecenv.errors import EnvContractError
 ROOT = Path(__file__).resolve().parents[2]
 FEW = {"num_taggers": 2, "num_runners": 3, "num_neighbors": 3, "side": 2.0}
 PARTIAL = {"num_taggers": 40, "full_observation": False, "random_start": True}
+ANYWHERE = {"fixed_four_skill_and_loc": False, "starting_agent_coin": 9.0, "resource_regen_prob": 0.3}
 # Game, configuration, environments (1, fewer than a block has, more), threads per environment (None: the GPU's
 # default).
 CASES = [
@@ -63,7 +64,11 @@ CASES = [
     ("tag_continuous", {**FEW, "num_neighbors": "all", "egocentric": False}, 2, 2),
     ("tag_continuous", {"num_taggers": 5, "num_runners": 65, "egocentric": False}, 3, 32),
     ("tag_continuous", {"num_taggers": 6, "num_runners": 214, "egocentric": False}, 3, 64),
+    ("economy", {"num_workers": 11, "period": 3, "grid": "S.W...\n.@..SS\n......\nWW..@.\n......", **ANYWHERE}, 3, 8),
     ("pursuit", {"x_size": 5, "y_size": 6, "num_pursuers": 12}, 13, 4),  # so crowded that evaders are caught
+    ("overcooked", {}, 7, None),  # more threads than agents: as many as large observations need
+    ("skirmish", {"scenario": "3s_vs_5z"}, 4, None),
+    ("connect_four", {}, 9, None),
 ]
 
 

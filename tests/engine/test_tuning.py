@@ -160,6 +160,19 @@ def test_defaults_grow_with_the_agents():
     ]
 
 
+def test_defaults_grow_with_the_largest_array_up_to_a_warp():
+    sizes = (0, 16, 17, 64, 65, 512, 10_000)
+    assert [default_threads_per_env(2, n) for n in sizes] == [2, 2, 2, 4, 8, 32, 32]
+    assert [default_threads_per_env(9, n) for n in (0, 100, 300)] == [16, 16, 32]
+    assert default_threads_per_env(110, 10_000) == default_threads_per_env(110)
+
+
+def test_the_largest_array_is_a_field_or_all_observations():
+    assert gpu_vecenv.configure("overcooked").layout.largest_array == 2 * 5 * 4 * 26
+    assert gpu_vecenv.configure("warehouse", num_agents=1).layout.largest_array == 11 * 10  # the shelves
+    assert gpu_vecenv.configure("cartpole").layout.largest_array == 4
+
+
 def test_copies_keep_both_numbers(emulated):
     env = VecEnv(CARTPOLE, 4, "cpu", threads_per_env=8, threads_per_block=64)
     copies = [env.like(num_envs=5), copy.copy(env), copy.deepcopy(env), pickle.loads(pickle.dumps(env))]
@@ -318,10 +331,10 @@ def test_without_tuning_the_sizes_of_game_and_gpu_decide(kept, emulated):
     full = EmulatedCudaBackend.resident_threads // 8
     for num_envs, fused in ((full, True), (full + 1, False)):
         assert VecEnv(GRIDWORLD, num_envs, "cpu").fuse_sampling is fused
-    # With 42 logits for each of five agents one kernel is never faster, but may be asked for.
+    # With 42 logits for each of five agents and 8 threads one kernel is never faster, but may be chosen.
     many_logits = gpu_vecenv.configure("tag_continuous", num_taggers=4, num_runners=1, max_steps=6)
-    assert VecEnv(many_logits, 3, "cpu").fuse_sampling is False
-    assert VecEnv(many_logits, 3, "cpu", fuse_sampling=True).fuse_sampling is True
+    assert VecEnv(many_logits, 3, "cpu", threads_per_env=8).fuse_sampling is False
+    assert VecEnv(many_logits, 3, "cpu", threads_per_env=8, fuse_sampling=True).fuse_sampling is True
 
 
 @pytest.mark.parametrize("value", [1, 0, "yes", [True]])

@@ -110,7 +110,7 @@ def test_the_trajectory_covers_every_way_to_end(name: str, table: dict[str, Any]
     # Of tag_continuous an end is 100 tags away; the trajectory has tags enough. A pole falls long before its limit,
     # which the table knows from the defaults; a board of Connect Four is full at it.
     never_terminates = {"tag_continuous", "pendulum", "simple_spread", "simple_tag", "simple_adversary", "overcooked"}
-    never_terminates |= {"pursuit", "warehouse", "harvest", "cleanup"}
+    never_terminates |= {"pursuit", "warehouse", "harvest", "cleanup", "economy"}
     outlasts = {"cartpole", "connect_four"}
     assert entry["episodes"] > 0
     assert (entry["terminated"] > 0) == (name not in never_terminates)

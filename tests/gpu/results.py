@@ -58,6 +58,7 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "overcooked": ("overcooked", {}),
     "harvest": ("harvest", {}),
     "cleanup": ("cleanup", {}),
+    "economy": ("economy", {}),
     "pursuit": ("pursuit", {}),
     "warehouse": ("warehouse", {"num_agents": 4, "reward_type": "global"}),
     "tag_gridworld-random_start": ("tag_gridworld", {"random_start": True}),

@@ -71,6 +71,8 @@ GAMES: tuple[tuple[Game, dict[str, Any]], ...] = (
     ("harvest", {"num_agents": 40, "view_side": 2, "common_reward": "mean", "max_steps": 60}),
     ("cleanup", {"max_steps": 60}),
     ("cleanup", {"layout_name": "small", "num_agents": 4, "common_reward": "sum", "max_steps": 60}),
+    ("economy", {"max_steps": 60, "period": 20}),
+    ("economy", {"num_workers": 40, "fixed_four_skill_and_loc": False, "period": 7, "max_steps": 60}),
     ("cartpole", {}),
     ("mountain_car", {}),
     ("continuous_mountain_car", {}),

@@ -38,6 +38,7 @@ LONG_RUNS = [
     ("warehouse", {"num_agents": 4}, 10_000, 504),
     ("harvest", {"max_steps": 200}, 8_000, 204),
     ("cleanup", {"max_steps": 200}, 8_000, 204),
+    ("economy", {"max_steps": 200}, 4_000, 204),
 ]
 PANTRY = {"random_start_positions": True, "random_object_probability": 0.5}
 CROWDED = {"x_size": 6, "y_size": 9, "num_pursuers": 11, "num_evaders": 40}
@@ -65,6 +66,7 @@ VARIANTS = [
     ("harvest", {"num_agents": 40, "beam_radius": 3, "view_ahead": 2, "view_side": 8, "max_steps": 40}),
     ("cleanup", {"layout_name": "small", "zapped_steps": 5, "dirt_spawn_delay": 0, "max_steps": 80}),
     ("cleanup", {"num_agents": 19, "common_reward": "sum", "max_apple_growth_rate": 0.5, "max_steps": 40}),
+    ("economy", {"num_workers": 19, "fixed_four_skill_and_loc": False, "period": 7, "max_steps": 40}),
 ]
 
 

@@ -3,6 +3,7 @@
 import importlib
 import itertools
 import json
+import math
 import re
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import chart, learning, ours, table  # noqa: E402
+from benchmarks import chart, learning, ours, reaching, table  # noqa: E402
 from benchmarks.__main__ import Side, main, parse, workloads_of  # noqa: E402
 from benchmarks.errors import BenchmarkError  # noqa: E402
 from benchmarks.peers import PEERS  # noqa: E402
@@ -200,6 +201,38 @@ def test_options_of_learning_are_refused(
     assert message in capsys.readouterr().err and not any(tmp_path.iterdir())
 
 
+def test_scores_are_those_of_ended_episodes() -> None:
+    config = {"scenario": "9s_vs_1m", "start_spread": 1.0}  # which allies win, whatever they do
+    workload = Workload("training", "skirmish", 2, 4, 20, config, "mappo_rnn", 1, 1, hidden_size=4)
+    logged: list[tuple[int, float]] = []
+
+    def log(env_steps: int, score: float) -> bool:
+        logged.append((env_steps, score))
+        return score == 1.0
+
+    facts = ours.watch(Request(workload, "cpu", "float32"), 0, log)
+    assert facts["provenance"]["device"] and [steps for steps, _ in logged] == [8 * (k + 1) for k in range(len(logged))]
+    assert math.isnan(logged[0][1]) and logged[-1][1] == 1.0 and len(logged) < 20
+
+
+def test_a_curve_keeps_when_goals_were_reached() -> None:
+    curve = reaching.Curve((1.0, 2.0))
+    assert [curve.add(*point) for point in ((10, math.nan), (20, 0.5), (30, 1.5), (40, 0.9))] == [False] * 4
+    assert curve.reached["1.0"][1] == 30 and [steps for _, steps, _ in curve.points] == [20, 30, 40]
+    assert curve.add(50, 2.5) and curve.reached["1.0"][1] == 30 and curve.reached["2.0"][1] == 50
+    assert curve.reached["1.0"][0] <= curve.reached["2.0"][0]
+    assert [steps for _, steps, _ in curve.thinned(2)] == [20, 40, 50]
+
+
+@pytest.mark.parametrize("game", reaching.GAMES)
+def test_trainings_to_a_score_are_those_of_the_rows(game: str) -> None:
+    mine, peer = reaching.GAMES[game], importlib.import_module("benchmarks.peers.jaxmarl").PEER
+    (row,) = (each for each in peer.cuda if (each.game, each.kind) == (game, "training") and each.num_envs < 1024)
+    same = ("algorithm", "num_envs", "num_steps", "num_epochs", "num_minibatches", "hidden_size")
+    assert {key: getattr(mine, key) for key in same} == {key: getattr(row, key) for key in same}
+    assert len(reaching.GOALS[game]) == 5 and mine.updates > row.updates
+
+
 def test_a_side_that_does_not_start_says_why() -> None:
     request = Request(Workload("simulation", "cartpole", 2, 2), "cpu", "float32")
     with pytest.raises(BenchmarkError, match=r"(?s)process of absent ended with status 1:.*No module named"):
@@ -216,11 +249,11 @@ def test_the_page_of_benchmarks_is_made_of_the_results() -> None:
 @pytest.mark.parametrize("theme", chart.THEMES)
 def test_the_chart_is_made_of_the_results(theme: str) -> None:
     written = (ROOT / "docs" / "_static" / f"speed-{theme}.svg").read_text(encoding="utf-8")
-    assert written == chart.chart(theme) and written.count("<rect") == 10
+    assert written == chart.chart(theme) and written.count("<rect") == 14
 
 
 def test_the_table_of_the_readme_has_the_ratios_of_the_results() -> None:
-    """Of each library the least and the most of its rows: on an H200, or on one processor where it has none there."""
+    """Of each library the least and the most of its rows: on GPUs, or on one processor where it has none there."""
     told = {
         name: re.findall(r"[\d.]+(?= to | \(|,|$)", cells.rpartition("|")[2].strip())
         for name, cells in re.findall(r"^\| (\S.*?) \|(.*) \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
@@ -228,7 +261,7 @@ def test_the_table_of_the_readme_has_the_ratios_of_the_results() -> None:
     measured: dict[tuple[str, str, str], list[float]] = {}
     for results in table.read():
         for row in results["rows"]:
-            where = "H200" if results["device"] == "NVIDIA H200" else str(results.get("processors"))
+            where = "GPU" if results["device"].startswith("NVIDIA") else str(results.get("processors"))
             measured.setdefault((row["peer"].split()[0], row["kind"], where), []).append(
                 float(table.ratio(row).split()[0].replace(",", ""))
             )
@@ -237,9 +270,10 @@ def test_the_table_of_the_readme_has_the_ratios_of_the_results() -> None:
         ratios = measured[peer, kind, where]
         return [f"{each:#.3g}" for each in sorted({min(ratios), max(ratios)})]
 
-    assert told["WarpDrive"] == ends("WarpDrive", "simulation", "H200")
-    assert told["JaxMARL"] == ends("JaxMARL", "simulation", "H200") + ends("JaxMARL", "training", "H200")
-    assert told["gymnax, PureJaxRL"] == ends("gymnax", "simulation", "H200") + ends("PureJaxRL", "training", "H200")
+    assert told["WarpDrive"] == ends("WarpDrive", "simulation", "GPU")
+    assert told["JaxMARL"] == ends("JaxMARL", "simulation", "GPU") + ends("JaxMARL", "training", "GPU")
+    assert told["gymnax, PureJaxRL"] == ends("gymnax", "simulation", "GPU") + ends("PureJaxRL", "training", "GPU")
+    assert told["pgx"] == ends("pgx", "simulation", "GPU")
     assert told["VMAS"] == ends("VMAS", "simulation", "1")
     assert told["EnvPool"] == ends("EnvPool", "simulation", "1")
 

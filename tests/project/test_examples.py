@@ -53,7 +53,7 @@ ENVIRONMENT = child_environment()
 
 
 def run(folder: Path, example: str, *arguments: str) -> str:
-    done = run_python(folder, str(EXAMPLES / example), *arguments, environment=ENVIRONMENT)
+    done = run_python(EXAMPLES / example, *arguments, folder=folder)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -122,6 +122,14 @@ def test_commons(device: str, tmp_path: Path) -> None:
     for players in ("random", "trained"):
         utility, peace = numbers(players + r" +([\d.]+) .* ([\d.]+)\n", said)
         assert utility >= 0 and 0 < peace <= 2
+
+
+def test_economy_taxes(device: str, tmp_path: Path) -> None:
+    arguments = ["--total-steps", "240", "--num-envs", "3", "--num-steps", "20", "--max-steps", "40", "--period", "10"]
+    said = run(tmp_path, "economy_taxes.py", *arguments, "--episodes", "3", "--device", device)
+    for taxes in ("planner", "free_market", "us_federal"):
+        productivity, equality = numbers(taxes + r" +trained +([\d.]+) +([\d.]+)", said)
+        assert productivity >= 0 and 0 <= equality <= 1
 
 
 def test_train_tag(device: str, tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 from games.crew import Crew
 from support.cases import mostly_exhaustive
-from support.processes import child_environment
 from support.shared import made_once
 from support.warm_process import run_python
 
@@ -43,7 +42,6 @@ NOT_HERE = {
     "test_my_game.py",
 }  # made by the reader
 SMALL = "--total-steps 64 --num-steps 4 --num-envs 4 --num-minibatches 4 --episodes 4 --device cpu".split()
-ENVIRONMENT = child_environment()
 
 
 def blocks(language: str) -> list[tuple[str, str]]:
@@ -74,7 +72,7 @@ COMMAND_LINES = commands()
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return run_python(folder, *arguments, environment=ENVIRONMENT)
+    return run_python(*arguments, folder=folder)
 
 
 def test_the_documents_have_what_is_tested_here() -> None:

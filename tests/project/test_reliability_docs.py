@@ -79,6 +79,7 @@ def test_every_bundled_game_is_compared_with_a_reference() -> None:
         "pursuit",
         "warehouse",
         "commons",
+        "economy",
     )
     files = [ROOT / "tests" / "envs" / f"test_{name}.py" for name in tests]
     compared = {word for path in files for word in re.findall(r'"(\w+)"', path.read_text(encoding="utf-8"))}

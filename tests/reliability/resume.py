@@ -13,7 +13,6 @@ import os
 import random
 import re
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from pathlib import Path
 
 from support.bitwise import equal_bits
 from support.processes import child_environment
+from support.warm_process import WarmProcess
 
 from gpu_vecenv.train.checkpoint import load_checkpoint, save_checkpoint
 from reliability.experiment import Experiment, Metrics, said
@@ -38,20 +38,14 @@ class StuckError(RuntimeError):
     """A process neither ended nor reached the point of its kill."""
 
 
-def process(folder: Path, *arguments: object) -> subprocess.Popen[str]:
+def process(folder: Path, *arguments: object) -> WarmProcess:
     """Run the command line in a new process; its output and errors are written to two files."""
-    with (folder / "output.txt").open("w") as output, (folder / "errors.txt").open("w") as errors:
-        return subprocess.Popen(
-            [sys.executable, "-m", "gpu_vecenv.cli", *map(str, arguments)],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=errors,
-            text=True,
-            env=child_environment(),
-        )
+    output, errors = folder / "output.txt", folder / "errors.txt"
+    command = ("-m", "gpu_vecenv.cli", *arguments)
+    return WarmProcess(Path.cwd(), *command, environment=child_environment(), output=output, errors=errors)
 
 
-def wait_for(running: subprocess.Popen[str], reached: Callable[[], bool], pause: float = 0.005) -> None:
+def wait_for(running: WarmProcess, reached: Callable[[], bool], pause: float = 0.005) -> None:
     """Poll until ``reached()`` or until the process has ended."""
     end = time.monotonic() + DEADLINE
     while not reached() and running.poll() is None:
@@ -61,7 +55,7 @@ def wait_for(running: subprocess.Popen[str], reached: Callable[[], bool], pause:
 
 
 @contextlib.contextmanager
-def ended(running: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
+def ended(running: WarmProcess) -> Iterator[WarmProcess]:
     """Kill the process at exit."""
     try:
         yield running
@@ -174,7 +168,7 @@ def kill_and_resume(
     longest["evaluation"] = time.monotonic() - finished
     print(", ".join(f"{name} {seconds:.2f} s" for name, seconds in longest.items() if seconds))
 
-    def start() -> subprocess.Popen[str]:
+    def start() -> WarmProcess:
         if not saved(run):
             return process(folder, *command, "--out", run)
         before_resuming(run)
@@ -197,7 +191,7 @@ def kill_and_resume(
 
         with ended(start()) as running:
             # A draft exists for only some milliseconds.
-            wait_for(running, reached, pause=0.0 if kind == "saving" else 0.005)
+            wait_for(running, reached, pause=0.001 if kind == "saving" else 0.005)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 running.wait(delay)
         code, errors = running.returncode, (folder / "errors.txt").read_text()

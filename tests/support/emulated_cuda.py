@@ -39,8 +39,8 @@ class EmulatedCudaBackend(HostBackend):
     def device_constants(self, shape: GroupShape) -> str:
         return cuda_constants(shape.threads_per_env, SHARED_LIMIT, shape.threads_per_block)
 
-    def default_threads_per_env(self, num_agents: int) -> int:
-        return default_threads_per_env(num_agents)
+    def default_threads_per_env(self, num_agents: int, largest_array: int = 0) -> int:
+        return default_threads_per_env(num_agents, largest_array)
 
     def compile(self, text: str, target: Path) -> None:
         # A kernel takes the address of its arguments, however many: launch() calls every kernel in the same way.

@@ -21,7 +21,7 @@ WORDS = {
     r"(?:goes|go|went) on": "continues",
     r"(?<!you )wants?": "needs, expects",
     r"(?<!who )(?<!to )knows?": "has, observes",
-    r"asks?|asked": "requests, prompts",
+    r"asked|asks (?:the|if|whether)": "requests, prompts",
     r"whoever": "anyone who, with or without",
     r"whatever": "any, independent of",
     r"nobody|somebody|everybody|anybody": "no agent, another user, all players",

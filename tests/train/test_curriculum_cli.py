@@ -14,7 +14,7 @@ from gpu_vecenv.cli.train import Train
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.plots import METRICS_FILE
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "without_pictures")
 
 TINY = "tag_gridworld --max-steps 5 --num-envs 16 --num-steps 4 --num-minibatches 2 --num-epochs 1 --hidden-sizes 8"
 KEPT = "--checkpoint-seconds 0 --keep 100 --digests --episodes 4 --best-episodes 0 --total-steps 512"

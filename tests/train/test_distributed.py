@@ -1,4 +1,7 @@
-"""Several processes that train together, started by torchrun on the CPU (gloo): equal weights, lost ranks, going on."""
+"""Several processes that train together on the CPU (gloo): equal weights, lost ranks, going on.
+
+torchrun starts them where it has a part in what is tested; else they begin warm, with the variables of torchrun.
+"""
 
 import contextlib
 import copy
@@ -19,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from support.bitwise import equal_bits
 from support.learning import run_update
 from support.processes import child_environment
+from support.warm_process import WarmProcess
 
 import gpu_vecenv
 from gpu_vecenv.cli.main import main
@@ -33,7 +37,7 @@ from gpu_vecenv.train.trainer import Trainer
 pytestmark = pytest.mark.slow
 
 DEADLINE = 4 * TIMEOUT.total_seconds()  # by then whatever lost its partners has given up, and torchrun has ended
-ITERATIONS = 30
+ITERATIONS = 20
 GRID = "train tag_gridworld --max-steps 7 --device cpu --num-envs 8 --num-steps 4 --num-minibatches 4".split()
 LEARNING = "--num-epochs 4 --num-minibatches 2 --hidden-sizes 16 --normalize-obs --normalize-returns".split()
 KEPT = f"--checkpoint-seconds 0 --digests --episodes 4 --total-steps {ITERATIONS * 8 * 4}".split()
@@ -198,10 +202,34 @@ def launched(folder, *arguments, torchrun=("--standalone", "--nproc-per-node=2")
 
 
 def done(folder, *arguments, **options):
-    """Wait for torchrun: its exit code, and what it and the ranks have said to stdout and stderr."""
+    """Wait for torchrun: its exit code, and what it and the ranks have said to stderr."""
     with launched(folder, *arguments, **options) as running:
         code = running.wait(DEADLINE)
-    return code, (folder / "output.txt").read_text(), (folder / "errors.txt").read_text()
+    return code, (folder / "errors.txt").read_text()
+
+
+def ranks(folder, *arguments, hosts=False):
+    """Two processes with the variables of torchrun, of one host or of two: exit codes, and what they have said.
+
+    Args:
+        arguments: Those of Python: a script and its own, or ``-m`` and a module and its own.
+        hosts: Each is the only one of its host.
+    """
+    folder.mkdir(exist_ok=True)
+    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port()), "TORCHELASTIC_RUN_ID": "none"}
+    variables |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1" if hosts else "2"}
+    with contextlib.ExitStack() as running:
+        started = []
+        for rank in ("0", "1"):
+            own = {"RANK": rank, "LOCAL_RANK": "0" if hosts else rank}
+            streams = {name: folder / f"{name}{rank}.txt" for name in ("output", "errors")}
+            environment = child_environment(**variables, **own)
+            process = WarmProcess(folder, *arguments, environment=environment, **streams)
+            running.callback(process.kill)
+            started.append(process)
+        codes = [process.wait(DEADLINE) for process in started]
+    outputs, errors = ([(folder / f"{name}{rank}.txt").read_text() for rank in (0, 1)] for name in ("output", "errors"))
+    return codes, outputs, "".join(errors)
 
 
 def until(running, there):
@@ -239,9 +267,10 @@ def tensors_of(run, iteration):
 def alone(tmp_path_factory):
     """A run of two processes that nobody disturbs."""
     folder = tmp_path_factory.mktemp("alone")
-    code, output, errors = done(folder, "-m", "gpu_vecenv.cli", *TRAIN, "--out", folder / "run")
-    assert (code, said(errors)) == (0, []), errors
-    assert output.count("learning curve ") == output.count("all trained") == 1  # the first process speaks
+    codes, outputs, errors = ranks(folder, "-m", "gpu_vecenv.cli", *TRAIN, "--out", folder / "run")
+    assert (codes, said(errors)) == ([0, 0], []), errors
+    for line in ("learning curve ", "all trained"):  # the first process speaks
+        assert [output.count(line) for output in outputs] == [1, 0]
     return folder / "run"
 
 
@@ -261,8 +290,8 @@ def test_two_processes_have_the_same_weights_and_different_envs(alone):
 
 def test_recurrent_policies_have_the_same_weights_states_of_their_own_and_resume(tmp_path):
     steps = ["--total-steps", 5 * 32, "--network", "gru", "--sequence-length", 2, "--keep", 9]
-    code, _, errors = done(tmp_path, "-m", "gpu_vecenv.cli", *TRAIN, *steps, "--out", tmp_path / "run")
-    assert code == 0, errors
+    codes, _, errors = ranks(tmp_path, "-m", "gpu_vecenv.cli", *TRAIN, *steps, "--out", tmp_path / "run")
+    assert codes == [0, 0], errors
     one, other = expected = tensors_of(tmp_path / "run", 5)
     weights = [name for name in one if name.startswith("policy.")]
     states = [name for name in one if name.startswith("recurrent.")]
@@ -271,8 +300,8 @@ def test_recurrent_policies_have_the_same_weights_states_of_their_own_and_resume
     for iteration in (4, 5):
         for path in (tmp_path / "run" / "checkpoints").glob(f"iteration-{iteration:08d}*"):
             path.unlink()
-    code, _, errors = done(tmp_path, "-m", "gpu_vecenv.cli", "train", "--resume", tmp_path / "run")
-    assert code == 0, errors
+    codes, _, errors = ranks(tmp_path, "-m", "gpu_vecenv.cli", "train", "--resume", tmp_path / "run")
+    assert codes == [0, 0], errors
     for before, after in zip(expected, tensors_of(tmp_path / "run", 5), strict=True):
         assert before.keys() == after.keys() and all(x.equal(after[name]) for name, x in before.items())
 
@@ -301,8 +330,8 @@ def test_shaped_rewards_are_those_of_all_processes(tmp_path):
     (tmp_path / "own_reward.py").write_text(reward)
     options = ["--reward", tmp_path / "own_reward.py:by_rank", "--total-steps", 32, "--episodes", 4]
     options += ["--no-staggered-starts"]  # all environments count alike, as no episode ends in four steps
-    with launched(tmp_path, "-m", "gpu_vecenv.cli", *GRID, *options, "--out", tmp_path / "run") as running:
-        assert running.wait(DEADLINE) == 0
+    codes, _, errors = ranks(tmp_path, "-m", "gpu_vecenv.cli", *GRID, *options, "--out", tmp_path / "run")
+    assert codes == [0, 0], errors
     assert [float(row["shaped_reward_runner"]) for row in rows(tmp_path / "run")] == [1]
 
 
@@ -320,36 +349,36 @@ def test_one_process_does_not_take_up_the_run_of_two(alone, capsys):
 
 
 def test_one_step_is_by_the_average_of_the_gradients_of_disjoint_envs(tmp_path):
-    code, _, errors = done(tmp_path, __file__, "step_once", tmp_path)
-    assert code == 0, errors
-    ranks = [load_file(tmp_path / f"{rank}.safetensors") for rank in (0, 1)]
+    codes, _, errors = ranks(tmp_path, __file__, "step_once", tmp_path)
+    assert codes == [0, 0], errors
+    both = [load_file(tmp_path / f"{rank}.safetensors") for rank in (0, 1)]
     whole = gpu_vecenv.make("tag_gridworld", 8, "cpu", autoreset_mode="next_step", max_steps=5)
     whole.reset(seed=3)
     for name, tensor in whole.state_dict().items():
-        parts = [rank[f"env.{name}"] for rank in ranks]
+        parts = [rank[f"env.{name}"] for rank in both]
         assert torch.cat(parts).equal(tensor) if tensor.shape[:1] == (8,) else parts[0].equal(tensor), name
     for name in ("tagger", "runner"):
-        own = [rank[f"own.{name}"] for rank in ranks]
+        own = [rank[f"own.{name}"] for rank in both]
         assert not own[0].equal(own[1])
-        for rank in ranks:
+        for rank in both:
             # The same sums over the same rows by one thread; a sum of two numbers has one order, its half is exact.
             assert rank[f"average.{name}"].equal((own[0] + own[1]) / 2)
         # Adam's first step: mean and root of the mean square are the gradient itself. In float32 the step has some
         # ten roundings, its difference to the weight one of at most half an ulp of 2.
-        gradient, before, after = (ranks[0][f"{what}.{name}"].double() for what in ("average", "before", "after"))
+        gradient, before, after = (both[0][f"{what}.{name}"].double() for what in ("average", "before", "after"))
         rate = ONE_STEP.learning_rate
         expected = before - rate * gradient / (gradient.abs() + 1e-5)
         assert before.abs().max() < 2
         torch.testing.assert_close(after, expected, rtol=0, atol=2.0**-24 + 10 * 2.0**-24 * rate)
-        assert (after - before).abs().max() > rate / 2 and ranks[1][f"after.{name}"].double().equal(after)
+        assert (after - before).abs().max() > rate / 2 and both[1][f"after.{name}"].double().equal(after)
 
 
 @pytest.fixture(scope="module", params=DEVICES)
 def both_ways(request, tmp_path_factory):
     """What each process has found."""
     folder = tmp_path_factory.mktemp("both")
-    code, _, errors = done(folder, __file__, "train_both_ways", folder, request.param)
-    assert code == 0, errors
+    codes, _, errors = ranks(folder, __file__, "train_both_ways", folder, request.param)
+    assert codes == [0, 0], errors
     return [load_file(folder / f"{rank}.safetensors") for rank in (0, 1)]
 
 
@@ -374,17 +403,11 @@ def test_updates_are_skipped_in_all_processes_or_in_none(both_ways):
 
 
 def test_two_hosts_train_like_two_processes_of_one(alone, tmp_path):
-    address, common = port(), [*TRAIN, "--out", tmp_path / "run"]
-
-    def node(rank):
-        where = (f"--node-rank={rank}", "--master-addr=127.0.0.1", f"--master-port={address}")
-        options = ("--nnodes=2", "--nproc-per-node=1", *where)
-        return launched(tmp_path / f"node{rank}", "-m", "gpu_vecenv.cli", *common, torchrun=options)
-
-    with node(0) as first, node(1) as second:
-        assert [first.wait(DEADLINE), second.wait(DEADLINE)] == [0, 0]
+    command = ("-m", "gpu_vecenv.cli", *TRAIN, "--out", tmp_path / "run")
+    codes, outputs, errors = ranks(tmp_path, *command, hosts=True)
+    assert codes == [0, 0], errors
     assert fingerprints(tmp_path / "run") == fingerprints(alone)
-    assert "all trained" not in (tmp_path / "node1" / "output.txt").read_text()
+    assert "all trained" not in outputs[1]
 
 
 # Lost ranks and signals
@@ -404,8 +427,8 @@ def test_a_killed_rank_ends_all_and_the_run_resumes(alone, tmp_path):
     assert re.match(r"gpu-vecenv: error: rank 0 of 2 lost the others: .*torchrun's report names the process", line)
     assert re.search(r"rank +: 1 \(local_rank: 1\)\s+exitcode +: -9 ", errors), errors
     assert 3 <= folder.newest() < ITERATIONS
-    code, _, errors = done(tmp_path, "-m", "gpu_vecenv.cli", "train", "--resume", run)
-    assert (code, said(errors)) == (0, []), errors
+    codes, _, errors = ranks(tmp_path, "-m", "gpu_vecenv.cli", "train", "--resume", run)
+    assert (codes, said(errors)) == ([0, 0], []), errors
     assert fingerprints(run) == fingerprints(alone)
     assert (run / "evaluation.json").read_text() == (alone / "evaluation.json").read_text()
     for one, other in zip(tensors_of(run, ITERATIONS), tensors_of(alone, ITERATIONS), strict=True):
@@ -428,7 +451,7 @@ def test_a_signal_to_the_launcher_makes_the_ranks_save_and_leave(tmp_path):
 
 
 def test_a_rank_that_fails_before_the_others_hear_of_it_ends_all(tmp_path):
-    code, _, errors = done(tmp_path, __file__, "train_with_a_rank_that_is_wrong", tmp_path, *TRAIN, "--out", "run")
+    code, errors = done(tmp_path, __file__, "train_with_a_rank_that_is_wrong", tmp_path, *TRAIN, "--out", "run")
     assert code not in (0, None)
     assert any("gamma is 2.0" in line for line in said(errors)), errors
     assert re.search(r"rank +: 0 \(local_rank: 0\)\s+exitcode +: 2 ", errors), errors
@@ -447,10 +470,9 @@ REFUSED = {
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_two_processes_cannot_do_gives_each_one_line(what, tmp_path):
     options, message = REFUSED[what]
-    code, _, errors = done(tmp_path, "-m", "gpu_vecenv.cli", *TRAIN, *options)
-    assert code not in (0, None)
+    codes, _, errors = ranks(tmp_path, "-m", "gpu_vecenv.cli", *TRAIN, *options)
     lines = said(errors)
-    assert lines and all(re.search(message, line) for line in lines), errors
+    assert codes == [2, 2] and len(lines) == 2 and all(re.search(message, line) for line in lines), errors
     assert not (tmp_path / "run").exists() and not (tmp_path / "runs").exists()
 
 

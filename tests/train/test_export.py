@@ -11,7 +11,6 @@ import pytest
 import torch
 from games.crew import Crew
 from games.painter import Painter
-from support.processes import child_environment
 from support.warm_process import run_python
 from torch import nn
 
@@ -334,8 +333,7 @@ def test_a_policy_is_loaded_without_compiling_anything(network, tmp_path):
     trainer.save(tmp_path / "policy.safetensors")
     (tmp_path / "act.py").write_text(ACT)
     cache = tmp_path / "cache"
-    environment = child_environment(GPU_VECENV_CACHE=str(cache), PATH="")
-    done = run_python(tmp_path, "act.py", environment=environment)
+    done = run_python("act.py", folder=tmp_path, variables={"GPU_VECENV_CACHE": str(cache), "PATH": ""})
     assert done.returncode == 0, done.stderr
     states = 3 * "torch.Size([5, 1, 256])\n" if network == "lstm" else ""
     assert done.stdout == states + "torch.Size([5, 1])\n"

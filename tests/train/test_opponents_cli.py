@@ -15,7 +15,7 @@ from gpu_vecenv.train.opponent_ranges import preset_opponents
 from gpu_vecenv.train.opponents_config import OpponentsConfig
 from gpu_vecenv.train.plots import METRICS_FILE
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "without_pictures")
 
 TINY = "tag_gridworld --max-steps 5 --num-envs 16 --num-steps 4 --num-minibatches 2 --num-epochs 1 --hidden-sizes 8"
 KEPT = "--checkpoint-seconds 0 --keep 100 --digests --episodes 4 --best-episodes 0"

@@ -101,10 +101,14 @@ GAMES_OF_ALL_KINDS = {
 }
 
 
+# The state of an LSTM has two parts: where those of agents, of whole rollouts and of a critic are cut.
 OF_ALL_KINDS = [*itertools.product(GAMES_OF_ALL_KINDS, ("gru", "lstm")), ("script", "own")]
+USUAL = [(kind, "gru") for kind in GAMES_OF_ALL_KINDS] + [("script", "own")]
+USUAL += [(kind, "lstm") for kind in ("script", "leaving, two heads", "recall", "central critic, layers behind")]
+COLLECTED = [pytest.param(c, marks=() if c in USUAL else pytest.mark.exhaustive, id=", ".join(c)) for c in OF_ALL_KINDS]
 
 
-@pytest.fixture(params=OF_ALL_KINDS, ids=", ".join)
+@pytest.fixture(params=COLLECTED)
 def collected(request, device):
     """A trainer that has collected the third rollout with weights that do not change."""
     kind, network = request.param
@@ -310,7 +314,7 @@ def step_by_step(policy, data, indices, starts, length):
     return [torch.cat(parts) for parts in zip(*outputs, strict=True)]
 
 
-@pytest.mark.parametrize("chunk_rows", [2**20, 9])
+@pytest.mark.parametrize("chunk_rows", mostly_exhaustive([2**20, 9], [9]))
 def test_gradients_are_those_of_the_loss_in_torch(collected, chunk_rows):
     data, config = collected.rollout, dataclasses.replace(collected.config, chunk_rows=chunk_rows)
     for name, learner in collected.learners.items():

@@ -33,7 +33,7 @@ GRID = "tag_gridworld --max-steps 5".split()
 CONSTANT = "--final-learning-rate None --final-clip None --final-entropy-coefficient None"
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "without_pictures")
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def interrupted(run, iteration, name="interrupted"):
         if (match := re.fullmatch(r"iteration-(\d+)\.safetensors", found)) and int(match[1]) > iteration:
             (copy / "checkpoints" / found).unlink()
     for later in ("evaluation.json", "learning_curve.png"):
-        (copy / later).unlink()
+        (copy / later).unlink(missing_ok=True)
     return copy
 
 
@@ -465,6 +465,7 @@ def test_a_running_run_refuses_a_second_one_in_its_folder(tmp_path):
     assert run(second, tmp_path, RunConfig(episodes=4), resume=True) == 0
 
 
+@pytest.mark.usefixtures("pictures")
 def test_no_symbolic_link_in_a_run_folder_is_followed(command, tmp_path):
     """Each file is written beside its place and renamed."""
     run, other = tmp_path / "run", tmp_path / "other"

@@ -25,7 +25,7 @@ GRID = ["train", "tag_gridworld", "--max-steps", "5", *OPTIONS]
 SHORT = PPOConfig(total_steps=4 * STEPS, num_steps=4, num_minibatches=2, num_epochs=1, hidden_sizes=(8,))
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "without_pictures")
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +94,7 @@ def test_the_table_and_the_progress_tell_of_all_seeds(command, monkeypatch, devi
         assert by_row[pairing, "mean"] == pytest.approx(sum(ones) / 2, abs=0.01)  # printed with two digits
 
 
+@pytest.mark.usefixtures("pictures")
 def test_other_commands_work_on_each_run(runs, command, device):
     one = of_seed(runs / "many", 4)
     code, output, _ = command("evaluate", one, "--device", device, "--episodes", 4, "--json")
@@ -113,7 +114,7 @@ def interrupted(many, iterations, folder):
             if int(re.search(r"\d+", path.name)[0]) > done:
                 path.unlink()
         for later in ("evaluation.json", "learning_curve.png"):
-            (of_seed(copy, seed) / later).unlink()
+            (of_seed(copy, seed) / later).unlink(missing_ok=True)
     return copy
 
 

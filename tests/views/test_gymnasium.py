@@ -48,12 +48,14 @@ UNMASKED = [name for name, game in GAMES.items() if not game.masks_actions]  # a
 ALL_IDS = [gymnasium_id(game, version=version) for game in GAMES.values() for version in versions(game)]
 # Few agents, so that they leave early and environments end often.
 TAG = {"num_taggers": 2, "num_runners": 3, "num_neighbors": 3, "side": 3.0, "max_steps": 12, "tagging_distance": 0.1}
+NEAR = {"num_rates": 3, "mobile_agent_observation_range": 1}
 SMALL = {
     "tag_continuous": TAG,
     "tag_gridworld": {"grid": 4, "max_steps": 7},
     # No column is full before the end: random actions need no mask.
     "harvest": {"layout_name": "small", "num_agents": 3, "max_steps": 12},
     "cleanup": {"layout_name": "small", "num_agents": 3, "max_steps": 12},
+    "economy": {"num_workers": 2, "grid": "S.W\n...", "max_bid_ask": 2, "period": 4, "max_steps": 12, **NEAR},
     "connect_four": {"num_rows": 16, "opening_moves": 4, "max_steps": 12},
 }
 
@@ -176,8 +178,9 @@ class OnlyAllowed(gymnasium.ActionWrapper, RecordConstructorArgs):
         super().__init__(env)
 
     def action(self, action):
-        masks = self.env.action_masks().reshape(len(action), -1)
-        return np.where(masks[np.arange(len(action)), action], action, masks.argmax(1))
+        masks = np.split(self.env.action_masks(), self.action_space.nvec.cumsum()[:-1])
+        chosen = [k if mask[k] else mask.argmax() for k, mask in zip(action.ravel(), masks, strict=True)]
+        return np.reshape(chosen, action.shape)
 
 
 @pytest.mark.parametrize("env_id", ALL_IDS)

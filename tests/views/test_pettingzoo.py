@@ -45,12 +45,14 @@ from gpu_vecenv.views.pettingzoo_env import ParallelEnv, aec_env, parallel_env
 MULTI = [name for name, game in GAMES.items() if game().num_agents > 1]
 # Few agents, so that they leave early and environments end often.
 TAG = {"num_taggers": 2, "num_runners": 3, "num_neighbors": 3, "side": 3.0, "max_steps": 12, "tagging_distance": 0.1}
+NEAR = {"num_rates": 3, "mobile_agent_observation_range": 1}
 SMALL = {
     "tag_continuous": TAG,
     "tag_gridworld": {"grid": 4, "max_steps": 7, "random_start": True},
     # No column is full before the end: random actions need no mask.
     "harvest": {"layout_name": "small", "num_agents": 3, "max_steps": 12},
     "cleanup": {"layout_name": "small", "num_agents": 3, "max_steps": 12},
+    "economy": {"num_workers": 2, "grid": "S.W\n...", "max_bid_ask": 2, "period": 4, "max_steps": 12, **NEAR},
     "connect_four": {"num_rows": 16, "opening_moves": 4, "max_steps": 12},
 }
 CONTINUOUS = [name for name in MULTI if "continuous_actions" in GAMES[name].__dataclass_fields__]

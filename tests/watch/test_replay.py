@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from games.crew import Crew
-from games.economy import Economy
+from games.economy import OpenEconomy
 from games.fragile import FAULTS, Fragile
 from games.painter import Painter
 from games.scouts import Scouts
@@ -44,7 +44,7 @@ from gpu_vecenv.watch.replay_file import HEADER_LIMIT, MAGIC, PAYLOAD_LIMIT
 # Short episodes; the ledger plays the same configurations.
 SHORT = {"tag_continuous": {"max_steps": 60}, "acrobot": {"max_steps": 100}}
 SHORT |= {name: {"max_steps": 100} for name in ("mountain_car", "continuous_mountain_car")}
-SHORT |= {name: {"max_steps": 60} for name in ("harvest", "cleanup")}
+SHORT |= {name: {"max_steps": 60} for name in ("harvest", "cleanup", "economy")}
 
 
 def random_policies(env):
@@ -139,7 +139,7 @@ def test_another_device_plays_a_recording(name, devices, tmp_path):
         verify(Replay.load(one.save(tmp_path / "one.replay")), player)
 
 
-@pytest.mark.parametrize("kind", [Crew, Economy, Painter, Scouts])
+@pytest.mark.parametrize("kind", [Crew, OpenEconomy, Painter, Scouts])
 def test_an_unregistered_game_is_passed_to_play(kind, device):
     """Masked choices, roles of several sizes, images, boxes, agents that leave early."""
     for one in recorded(kind, device, episodes=2):

@@ -169,8 +169,8 @@ class Backend(Protocol):
     def device_constants(self, shape: GroupShape) -> str:
         """Definitions that depend on the device, to precede a game's source."""
 
-    def default_threads_per_env(self, num_agents: int) -> int:
-        """Default number of threads that run one environment."""
+    def default_threads_per_env(self, num_agents: int, largest_array: int = 0) -> int:
+        """Default number of threads that run one environment, whose largest array has so many items."""
 
     def compile(self, text: str, target: Path) -> None:
         """Write the binary of the source ``text`` to ``target``, or raise KernelCompileError or CompilerError."""

@@ -28,6 +28,7 @@ from gpu_vecenv.errors import DeviceFaultError, DeviceUnavailableError
 DRIVERS = {"pycuda": "PyCudaDriver", "cuda_core": "CudaCoreDriver"}  # in the order of preference
 # One thread per agent up to 256 agents, then one for eight agents. On an H200 1,000 agents are fastest with 256
 # threads, 10,000 with the maximum of 1024.
+ITEMS_PER_THREAD = 16  # the same as MAX_ITEMS_PER_THREAD in staging.cuh
 MIN_THREADS_BEFORE_SHARING, AGENTS_PER_THREAD, MAX_THREADS_PER_ENV = 256, 8, 1024
 _FAULTS: dict[torch.device, str] = {}  # after a fault the GPU is unusable for every environment of the process
 
@@ -73,8 +74,8 @@ class CudaBackend:
     def device_constants(self, shape: GroupShape) -> str:
         return cuda_constants(shape.threads_per_env, self.shared_limit, shape.threads_per_block)
 
-    def default_threads_per_env(self, num_agents: int) -> int:
-        return default_threads_per_env(num_agents)
+    def default_threads_per_env(self, num_agents: int, largest_array: int = 0) -> int:
+        return default_threads_per_env(num_agents, largest_array)
 
     def compile(self, text: str, target: Path) -> None:
         target.write_bytes(compile_cubin(text, self.architecture))
@@ -152,10 +153,15 @@ def cuda_constants(threads_per_env: int, shared_limit: int, threads_per_block: i
     )
 
 
-def default_threads_per_env(num_agents: int) -> int:
-    """The next power of two up to 32; above, a multiple of 32, with several agents per thread from 257 agents on."""
+def default_threads_per_env(num_agents: int, largest_array: int = 0) -> int:
+    """The next power of two up to 32; above, a multiple of 32, with several agents per thread from 257 agents on.
+
+    Up to 32 agents more, and up to 32, where a thread would have more than ``ITEMS_PER_THREAD`` of the environment's
+    ``largest_array``: then neighbouring threads write neighbouring items, and the state can be staged.
+    """
     if num_agents <= 32:
-        return 1 << (num_agents - 1).bit_length()
+        least = max(num_agents, min(32, -(-largest_array // ITEMS_PER_THREAD)))
+        return 1 << (least - 1).bit_length()
     threads = min(num_agents, max(MIN_THREADS_BEFORE_SHARING, -(-num_agents // AGENTS_PER_THREAD)), MAX_THREADS_PER_ENV)
     return -(-threads // 32) * 32
 

@@ -83,7 +83,7 @@ class HostBackend:
     def device_constants(self, shape: GroupShape) -> str:
         return ""
 
-    def default_threads_per_env(self, num_agents: int) -> int:
+    def default_threads_per_env(self, num_agents: int, largest_array: int = 0) -> int:
         return 1
 
     def compile(self, text: str, target: Path) -> None:

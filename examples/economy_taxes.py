@@ -1,0 +1,81 @@
+"""Taxes that are learnt, against a free market and the US federal income tax: productivity and equality of an economy.
+
+    python examples/economy_taxes.py --total-steps 50000000
+
+Trains workers and planner by the two phases of Zheng et al., "The AI Economist", 2022, as a curriculum, and measures
+each tax policy with these workers. To compare policies fairly, train workers under each: --tax-model.
+"""
+
+from typing import Literal
+
+import torch
+import tyro
+
+import gpu_vecenv
+from gpu_vecenv import Curriculum, GamePolicy, PiecewiseLinear, PPOConfig, Trainer
+
+TaxModel = Literal["planner", "free_market", "us_federal"]
+
+
+def measured(
+    policy: GamePolicy | None, game: gpu_vecenv.Env, episodes: int, seed: int, device: str | None
+) -> list[float]:
+    """Means of productivity, equality and their product at the end of one episode of each environment."""
+    env = gpu_vecenv.VecEnv(game, episodes, device, autoreset_mode="disabled")
+    torch.manual_seed(seed)  # of the policies' draws
+    obs, info = env.reset(seed=seed)
+    for _ in range(game.max_steps):
+        actions = policy(obs, info["action_mask"]) if policy else env.sample_actions()
+        obs, *_, info = env.step(actions)
+    productivity, equality = env.state["productivity"], env.state["equality"]
+    found = [value.mean().item() for value in (productivity, equality, productivity * equality)]
+    env.close()
+    return found
+
+
+def main(
+    tax_model: TaxModel = "planner",
+    total_steps: int = 50_000_000,
+    num_envs: int = 64,
+    num_steps: int = 200,
+    max_steps: int = 1000,
+    period: int = 100,
+    episodes: int = 32,
+    device: str | None = None,
+    seed: int = 0,
+) -> None:
+    """Train under one tax policy, and print what the economy is like under each.
+
+    Args:
+        tax_model: Under which workers are trained.
+        total_steps: Env-steps, all environments together.
+        num_envs: Number of environments.
+        num_steps: Of each environment between two updates.
+        max_steps: Steps of an episode.
+        period: Steps from one tax day to the next.
+        episodes: Of each measurement.
+        device: cpu or cuda; by default cuda if usable.
+        seed: Of everything.
+    """
+    sizes = {"max_steps": max_steps, "period": period}
+    ranges = {"energy_cost": (0, 0.5), "tax_limit": (0, 1)}
+    env = gpu_vecenv.make("economy", num_envs, device, tax_model=tax_model, randomize=ranges, **sizes)
+    phases = {
+        "energy_cost": PiecewiseLinear([(0, (0, 0)), (0.3, (0.21, 0.21))]),
+        "tax_limit": PiecewiseLinear([(0.5, (0.1, 0.1)), (0.8, (1, 1))]),
+    }
+    preset = {key: value for key, value in env.game.preset.items() if key != "num_envs"}
+    config = PPOConfig(**{**preset, "total_steps": total_steps, "num_steps": num_steps})
+    trainer = Trainer(env, config, curriculum=Curriculum(randomize=phases), seed=seed)
+    trainer.train()
+    trained = GamePolicy(env.game, trainer.policies)
+    print(f"{'taxes':14} {'workers':8} {'productivity':>12} {'equality':>9} {'product':>9}")
+    for model in ("planner", "free_market", "us_federal"):
+        game = gpu_vecenv.configure("economy", tax_model=model, **sizes)
+        for name, policy in (("random", None), ("trained", trained)):
+            found = measured(policy, game, episodes, seed + 1, device)
+            print(f"{model:14} {name:8} {found[0]:12.1f} {found[1]:9.3f} {found[2]:9.1f}")
+
+
+if __name__ == "__main__":
+    tyro.cli(main)
