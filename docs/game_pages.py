@@ -32,6 +32,7 @@ OBSERVATION = re.compile(r"^\*\*Observation\*\*([^\n]*(?:\n(?!\n|\|)[^\n]*)*)\n\
 PARAMETERS = re.compile(r"^\| parameter \|[^\n]*\n(?:\|[^\n]*\n)+\n?", re.MULTILINE)
 RELATIVE = re.compile(r"\]\((?=[\w./-]+\.md[#)])")  # links to other pages
 POLICIES = Path(__file__).parent / "results" / "policies"
+DOCS = Path(__file__).parent
 STEPS = 25  # from the reset to the picture of a game
 
 
@@ -401,9 +402,10 @@ def overview(rules: str) -> str:
         if heading not in GAMES:
             return found[0]
         summary = body.strip().partition("\n\n")[0]
+        film = f"films/{heading}.gif"
         return f"""## {heading}
 
-:::{{image}} games/{heading}.png
+:::{{image}} {film if (DOCS / film).exists() else f"games/{heading}.png"}
 :alt: one environment of {heading}
 :class: thumbnail
 :target: games/{heading}.html
