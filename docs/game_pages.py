@@ -42,7 +42,7 @@ def sections(rules: str) -> dict[str, str]:
 
 
 def comments(kind: type) -> dict[str, str]:
-    """Name -> the comment beside its line: of a dataclass's fields, bases first, and of a game's state fields."""
+    """Name -> the comment beside its line, or above it: of a dataclass's fields, bases first, and of state fields."""
     found = {}
     for base in reversed(kind.__mro__):
         if not dataclasses.is_dataclass(base):
@@ -53,6 +53,8 @@ def comments(kind: type) -> dict[str, str]:
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
                 name = node.target.id
+                if node.end_lineno not in beside and node.lineno - 1 in beside:
+                    found[name] = beside[node.lineno - 1]
             elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Field":
                 name = str(ast.literal_eval(node.args[0]))
             else:
