@@ -63,10 +63,9 @@ HD void estimate_elasticity(S s) {
         xx_sum += x * x;
         xy_sum += x * y;
     }
-    double mean = rates / greatest(1, n);
-    if (n < MIN_SAMPLES || squared_rates / n - mean * mean < 1e-12) return;
+    if (n < MIN_SAMPLES || squared_rates / n - rates / n * (rates / n) < 1e-12) return;
     double slope = (n * xy_sum - x_sum * y_sum) / (n * xx_sum - x_sum * x_sum);
-    s.elasticity[0] = (float)(0.02 * greatest(slope, 0) + 0.98 * s.elasticity[0]);
+    s.elasticity[0] = (float)(0.02 * (slope < 0 ? 0 : slope) + 0.98 * s.elasticity[0]);
 }
 
 struct Bins {
@@ -124,7 +123,7 @@ HD void rates_of_bins(Bins& bins, double width, double top, double n, double ela
         if (k < BINS) {
             if (bins.count[k] == 0) continue;
             weight = 0.5 * (weight + bins.rate[k + 1]);
-            double from = least(greatest(1 - up_to + 0.5 * share, 0), 1);  // share of incomes from the bin's middle on
+            double from = 1 - up_to + 0.5 * share;  // share of incomes from the bin's middle on
             pareto = (k + 0.5) * width * share / (from + SMALL) / width;
         } else if (bins.count[k] > 0) {
             double mean = bins.income_beyond / bins.count[k];
@@ -142,7 +141,7 @@ HD void rates_of_bins(Bins& bins, double width, double top, double n, double ela
 HD double due_at(const Bins& bins, double width, double income) {
     double due = 0;
     for (int k = 0; k < BINS; ++k) due += bins.rate[k] * least(width, greatest(0, income - k * width));
-    return greatest(0, due);
+    return due < 0 ? 0 : due;
 }
 
 // Rates are random until the buffer is full.
