@@ -64,6 +64,7 @@ lint: $(VENV)/dev.stamp
 	$(BIN)/ruff format --check .
 	find cuda examples tests -name '*.cu' -o -name '*.cuh' | xargs $(BIN)/clang-format --dry-run -Werror
 	$(BIN)/lint-imports
+	$(BIN)/python tests/support/prose.py
 
 types: $(VENV)/dev.stamp
 	$(BIN)/python -m mypy
@@ -148,7 +149,7 @@ dist: $(VENV)-tools/stamp ## build what is published into dist/ and sbom/, from 
 		--mc-type library --output-reproducible --output-file sbom/gpu_vecenv-$(VERSION).cdx.json -
 
 clean: ## remove the virtual environment and everything built
-	rm -rf $(VENV) $(CLIENTS_APART:%=$(VENV)-%) $(VENV)-third-party .venv-bench-* docs/_build docs/games docs/project build dist sbom *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(CLIENTS_APART:%=$(VENV)-%) $(VENV)-third-party .venv-bench-* docs/_build docs/games docs/notebooks docs/project build dist sbom *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # The stamps make an installation happen again only when pyproject.toml or the lock changes.

@@ -1,27 +1,74 @@
-"""The table of docs/performance.md, from the results that are committed: ``python -m benchmarks.table``."""
+"""The tables of docs/benchmarks.md, from the results that are committed: ``python -m benchmarks.table``."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "performance"
 RESULTS = "*-peers*.json"
-HEAD = ("| | environments x agents | on | gpu_vecenv | other library | ratio |", "|---|---|---|---|---|---|")
+HEAD = ("| | environments x agents | gpu_vecenv | other library | ratio |", "|---|---|---|---|---|")
 UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 DIGITS = 3
 
 
 def lines(folder: Path = FOLDER) -> list[str]:
-    """The whole table: simulation, then training, each GPU first."""
+    """All tables, each of one computer and one commit, GPUs and the newest first, each with its commands below it."""
+    computers = sorted(read(folder), key=_computer)
+    parts = sorted((list(group) for _, group in groupby(computers, _computer)), key=_date, reverse=True)
+    return [line for on_gpu in (True, False) for part in parts if _gpu(part[0]) == on_gpu for line in _part(part)]
+
+
+def _computer(results: Mapping[str, Any]) -> tuple[str, ...]:
+    keys = ("device", "commit", "cpu", "processors")
+    return tuple(str(results.get(key, "")) for key in keys)
+
+
+def _gpu(results: Mapping[str, Any]) -> bool:
+    return str(results["device"]).startswith("NVIDIA")
+
+
+def _date(part: Sequence[Mapping[str, Any]]) -> str:
+    return max(results["date"] for results in part)
+
+
+def _part(part: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Where it was measured, the table, the commands."""
+    first, versions = part[0], {}
+    for results in part:
+        versions |= {name: version for name, version in results["versions"].items() if name != "torch"}
+    versions.pop("gpu_vecenv", None)
+    processors = first.get("processors")
+    cpu = (
+        f"{processors} processor{'s' * (processors != 1)} of an {first['cpu']}".replace("(R)", "") if processors else ""
+    )
+    where = first["device"] if _gpu(first) else cpu.replace(" Processor", "")
+    torch = first.get("torch") or first["versions"]["torch"]
+    others = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
+    yield f"**{where}**, commit `{first['commit']}`, {_date(part)}, torch {torch}; {others}."
+    yield ""
     rows = [
-        ((row["kind"], row["ours_device"] != "cuda", row["game"], row["num_envs"], row["peer"]), line(row, results))
-        for results in read(folder)
-        for row in results["rows"]
+        (row["kind"], row["game"], row["num_envs"], row["peer"], line(row)) for each in part for row in each["rows"]
     ]
-    return [*HEAD, *(cells for _, cells in sorted(rows))]
+    yield from (*HEAD, *(cells for *_, cells in sorted(rows)), "")
+    if commands := [_command(results) for results in part if "peer" in results]:
+        yield from ("```sh", *commands, "```", "")
+    else:
+        yield from (first["what"], "")
+
+
+def _command(results: Mapping[str, Any]) -> str:
+    words = [f"python -m benchmarks {results['peer']}"]
+    if _gpu(results):
+        words.append("--device cuda")
+    if any("as published" in row.get("script", "") for row in results["rows"]):
+        words.append("--published FOLDER")
+    if results["repeats"] != 10:
+        words.append(f"--repeats {results['repeats']}")
+    return " ".join(words)
 
 
 def read(folder: Path = FOLDER) -> Iterator[dict[str, Any]]:
@@ -30,18 +77,15 @@ def read(folder: Path = FOLDER) -> Iterator[dict[str, Any]]:
         yield json.loads(path.read_text(encoding="utf-8"))
 
 
-def line(row: Mapping[str, Any], results: Mapping[str, Any]) -> str:
+def line(row: Mapping[str, Any]) -> str:
     """One row: medians and, where repeats were kept, quartiles."""
-    gpu = results["device"].removeprefix("NVIDIA ")
     what = row["kind"] if row.get("algorithm", "ppo") == "ppo" else f"{row['kind']} ({row['algorithm']})"
     workload = [f"{what} `{row['game']}`"]
     workload += [value for value in row.get("config", {}).values() if isinstance(value, str)]  # a layout, a scenario
     workload += [row["precision"]] if row["kind"] == "training" else []
-    devices = [gpu if row[key] == "cuda" else "CPU" for key in ("ours_device", "peer_device")]
     cells = (
         ", ".join(workload),
         f"{row['num_envs']:,} x {row['num_agents']:,}",
-        " and ".join(dict.fromkeys(devices)),
         rate(row["ours_env_steps_per_s"]),
         f"{row['peer']} {rate(row['theirs_env_steps_per_s'])}",
         ratio(row),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import re
 import sys
 from pathlib import Path
@@ -11,13 +12,18 @@ from typing import Any
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS))
 
+import addresses  # noqa: E402
 import gallery_films  # noqa: E402
 import game_pages  # noqa: E402
+import notebook_pages  # noqa: E402
 from sphinx.application import Sphinx  # noqa: E402
 
 import gpu_vecenv  # noqa: E402
 
 project = "gpu_vecenv"
+DESCRIPTION = (
+    "Simulate and train multi-agent games entirely on one GPU: Gymnasium and PettingZoo environments, torch, PPO."
+)
 copyright = "the authors of gpu_vecenv, Apache-2.0"
 version = release = gpu_vecenv.__version__
 
@@ -39,10 +45,16 @@ napoleon_custom_sections = [("Returns", "prose"), ("Yields", "prose")]  # not "t
 maximum_signature_line_length = 88
 toc_object_entries_show_parents = "hide"
 
+smartquotes_action = "qe"  # two hyphens begin options of commands
 html_theme = "furo"
 html_title = f"gpu_vecenv {version}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_favicon = html_logo = "_static/logo.svg"
+html_baseurl = addresses.SITE
+html_theme_options: dict[str, Any] = {"source_repository": addresses.REPOSITORY} if addresses.REPOSITORY else {}
+if addresses.REPOSITORY:
+    html_theme_options |= {"source_branch": "main", "source_directory": "docs/"}
 html_copy_source = html_show_sourcelink = False
 
 # Names of this library must resolve. Those of others are not looked up, which needs the network; some have no page.
@@ -61,6 +73,7 @@ def generate(app: Sphinx) -> None:
     """Write what is made from the declarations, and take over the documents that lie outside."""
     docs = Path(app.srcdir)
     game_pages.write(docs, docs / "games")
+    notebook_pages.write(docs.parent / "examples" / "notebooks", docs / "notebooks")
     (docs / "project").mkdir(exist_ok=True)
     for name in BESIDE:
         text = (docs.parent / name).read_text(encoding="utf-8").replace("](docs/", "](../")
@@ -86,6 +99,17 @@ def record(app: Sphinx, exception: Exception | None) -> None:
         game_pages.write_playable(Path(app.outdir) / "play")
 
 
+def preview(app: Sphinx, name: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """What other sites show of a link to a page: Open Graph; its address and picture where the site has an address."""
+    title = re.sub(r"<[^>]*>", "", context.get("title", project))
+    about = {"type": "website", "site_name": project, "title": title, "description": DESCRIPTION}
+    if addresses.SITE:
+        about |= {"url": f"{addresses.SITE}{name}.html", "image": f"{addresses.SITE}_static/preview.png"}
+    tags = [f'<meta property="og:{key}" content="{html.escape(text)}" />' for key, text in about.items()]
+    tags.append(f'<meta name="description" content="{html.escape(DESCRIPTION)}" />')
+    context["metatags"] = context.get("metatags", "") + "\n".join(tags)
+
+
 def docstring(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
     """Turn docstrings with Google's sections into reST, and add the fields of a dataclass."""
     if what == "class" and dataclasses.is_dataclass(thing) and "Args:" not in lines:
@@ -106,5 +130,6 @@ def setup(app: Sphinx) -> None:
     """Sphinx's hook."""
     app.connect("builder-inited", generate)
     app.connect("source-read", adapt)
+    app.connect("html-page-context", preview)
     app.connect("build-finished", record)
     app.connect("autodoc-process-docstring", docstring, priority=400)  # before napoleon

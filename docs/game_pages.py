@@ -32,6 +32,7 @@ OBSERVATION = re.compile(r"^\*\*Observation\*\*([^\n]*(?:\n(?!\n|\|)[^\n]*)*)\n\
 PARAMETERS = re.compile(r"^\| parameter \|[^\n]*\n(?:\|[^\n]*\n)+\n?", re.MULTILINE)
 RELATIVE = re.compile(r"\]\((?=[\w./-]+\.md[#)])")  # links to other pages
 POLICIES = Path(__file__).parent / "results" / "policies"
+DOCS = Path(__file__).parent
 STEPS = 25  # from the reset to the picture of a game
 
 
@@ -41,7 +42,7 @@ def sections(rules: str) -> dict[str, str]:
 
 
 def comments(kind: type) -> dict[str, str]:
-    """Name -> the comment beside its line: of a dataclass's fields, bases first, and of a game's state fields."""
+    """Name -> the comment beside its line, or above it: of a dataclass's fields, bases first, and of state fields."""
     found = {}
     for base in reversed(kind.__mro__):
         if not dataclasses.is_dataclass(base):
@@ -52,6 +53,8 @@ def comments(kind: type) -> dict[str, str]:
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
                 name = node.target.id
+                if node.end_lineno not in beside and node.lineno - 1 in beside:
+                    found[name] = beside[node.lineno - 1]
             elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Field":
                 name = str(ast.literal_eval(node.args[0]))
             else:
@@ -401,9 +404,10 @@ def overview(rules: str) -> str:
         if heading not in GAMES:
             return found[0]
         summary = body.strip().partition("\n\n")[0]
+        film = f"films/{heading}.gif"
         return f"""## {heading}
 
-:::{{image}} games/{heading}.png
+:::{{image}} {film if (DOCS / film).exists() else f"games/{heading}.png"}
 :alt: one environment of {heading}
 :class: thumbnail
 :target: games/{heading}.html

@@ -4,6 +4,7 @@ import importlib
 import itertools
 import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import learning, ours, reaching, table  # noqa: E402
+from benchmarks import chart, learning, ours, reaching, table  # noqa: E402
 from benchmarks.__main__ import Side, main, parse, workloads_of  # noqa: E402
 from benchmarks.errors import BenchmarkError  # noqa: E402
 from benchmarks.peers import PEERS  # noqa: E402
@@ -238,11 +239,43 @@ def test_a_side_that_does_not_start_says_why() -> None:
         Side("absent", sys.executable, request, quick=True)
 
 
-def test_the_table_of_performance_is_made_of_the_results() -> None:
-    section = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8").partition("## Beside the others\n")[2]
-    page = [each for each in section.partition("\n## ")[0].splitlines() if each.startswith("|")]
-    assert page == table.lines() and len(page) > 15
+def test_the_page_of_benchmarks_is_made_of_the_results() -> None:
+    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    told = page.partition("<!-- python -m benchmarks.table -->\n")[2].partition("<!-- end -->")[0]
+    assert told.splitlines() == table.lines() and told.count("| simulation `") > 15
     assert not any(results.get("quick") for results in table.read())
+
+
+@pytest.mark.parametrize("theme", chart.THEMES)
+def test_the_chart_is_made_of_the_results(theme: str) -> None:
+    written = (ROOT / "docs" / "_static" / f"speed-{theme}.svg").read_text(encoding="utf-8")
+    assert written == chart.chart(theme) and written.count("<rect") == 14
+
+
+def test_the_table_of_the_readme_has_the_ratios_of_the_results() -> None:
+    """Of each library the least and the most of its rows: on GPUs, or on one processor where it has none there."""
+    told = {
+        name: re.findall(r"[\d.]+(?= to | \(|,|$)", cells.rpartition("|")[2].strip())
+        for name, cells in re.findall(r"^\| (\S.*?) \|(.*) \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    }
+    measured: dict[tuple[str, str, str], list[float]] = {}
+    for results in table.read():
+        for row in results["rows"]:
+            where = "GPU" if results["device"].startswith("NVIDIA") else str(results.get("processors"))
+            measured.setdefault((row["peer"].split()[0], row["kind"], where), []).append(
+                float(table.ratio(row).split()[0].replace(",", ""))
+            )
+
+    def ends(peer: str, kind: str, where: str) -> list[str]:
+        ratios = measured[peer, kind, where]
+        return [f"{each:#.3g}" for each in sorted({min(ratios), max(ratios)})]
+
+    assert told["WarpDrive"] == ends("WarpDrive", "simulation", "GPU")
+    assert told["JaxMARL"] == ends("JaxMARL", "simulation", "GPU") + ends("JaxMARL", "training", "GPU")
+    assert told["gymnax, PureJaxRL"] == ends("gymnax", "simulation", "GPU") + ends("PureJaxRL", "training", "GPU")
+    assert told["pgx"] == ends("pgx", "simulation", "GPU")
+    assert told["VMAS"] == ends("VMAS", "simulation", "1")
+    assert told["EnvPool"] == ends("EnvPool", "simulation", "1")
 
 
 def test_a_row_has_medians_and_quartiles_of_three_digits() -> None:
@@ -255,7 +288,7 @@ def test_a_row_has_medians_and_quartiles_of_three_digits() -> None:
         "ratio": {"median": 0.7, "quartiles": [0.06, 2]},
     }
     row |= {"ours_env_steps_per_s": ours, "theirs_env_steps_per_s": theirs}
-    assert table.line(row, {"device": "NVIDIA H200"}) == (
-        "| training `cartpole`, tf32 | 1,000 x 1 | H200 and CPU | 24.7 M (1.00 … 25.1) | "
+    assert table.line(row) == (
+        "| training `cartpole`, tf32 | 1,000 x 1 | 24.7 M (1.00 … 25.1) | "
         "Peer 410 (7.04 … 1,230) | 0.700 (0.0600 … 2.00) |"
     )

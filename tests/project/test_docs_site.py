@@ -119,6 +119,31 @@ def test_games_are_played_by_the_policies_of_the_results(game_pages: Any) -> Non
     assert gpu_vecenv.evaluate(env, game_pages.trained("cartpole").policies, 32, seed=2)["return_agent"] > 300
 
 
+def test_a_notebook_s_page_has_its_text_its_code_and_its_stored_results(tmp_path: Path) -> None:
+    sys.path.insert(0, str(DOCS))
+    try:
+        notebook_pages = importlib.import_module("notebook_pages")
+    finally:
+        sys.path.remove(str(DOCS))
+    results = [
+        {"output_type": "stream", "text": ["a\n", "b\n"]},
+        {"output_type": "display_data", "data": {"image/png": "iVBORw==", "text/plain": "<Figure>"}},
+    ]
+    cells = [
+        {
+            "cell_type": "markdown",
+            "source": ["[![a](https://colab.example/a.svg)](https://colab.example)\n\n# One\n", "Two"],
+        },
+        {"cell_type": "code", "source": ["print(1)"], "outputs": results},
+    ]
+    page = notebook_pages.page({"cells": cells}, "some", tmp_path)
+    assert page.startswith(
+        "# One\n\n*A notebook: `examples/notebooks/some.ipynb`.*\n\nTwo\n\n```python\nprint(1)\n```\n"
+    )
+    assert page.endswith("\n\n```text\na\nb\n```\n\n![result](some-1-1.png)\n") and "colab" not in page
+    assert (tmp_path / "some-1-1.png").read_bytes() == b"\x89PNG"
+
+
 def metrics(file: str) -> list[dict[str, Any]]:
     return json.loads((DOCS / "performance" / file).read_text())["rows"]
 
@@ -132,8 +157,7 @@ def scaled(rate: float) -> str:
 
 def test_documented_performance_is_what_was_measured() -> None:
     page = (DOCS / "performance.md").read_text(encoding="utf-8")
-    before, _, rest = page.partition("## Beside the others\n")  # its table is tested in test_benchmarks.py
-    rows = set(re.findall(r"^\| (.*) \|$", before + rest.partition("\n## ")[2], re.MULTILINE))
+    rows = set(re.findall(r"^\| (.*) \|$", page, re.MULTILINE))
     core, pycuda = metrics("h200-cuda_core.json"), metrics("h200-pycuda.json")
     told = set()
     for row in [*core, *metrics("cpu-one-core.json")]:
@@ -158,18 +182,17 @@ def test_documented_performance_is_what_was_measured() -> None:
         )
     latest = json.loads((DOCS / "performance" / "h200-steps.json").read_text())
     for row in latest["rows"]:
-        rate, goal = row["num_envs"] / row["sample_and_step_us"] * 1e6, row["goal_env_steps_per_s"]
-        reached = f"{scaled(goal)}, {'reached' if rate >= goal else 'missed'}" if goal else "none"
+        rate = row["num_envs"] / row["sample_and_step_us"] * 1e6
         told.add(
             f"`{row['game']}` | {row['num_envs']:,} x {row['num_agents']:,} | {row['step_us']:,.1f} | "
-            f"{row['sample_and_step_us']:,.1f} | {scaled(rate)} | {row['step_share_of_copy_bandwidth']:.0%} | {reached}"
+            f"{row['sample_and_step_us']:,.1f} | {scaled(rate)} | {row['step_share_of_copy_bandwidth']:.0%}"
         )
     for row in latest["training"]:
         networks = ("one network", "two networks")[row["networks"] - 1]
         told.add(
             f"{row['game']}, {row['num_envs']:,} x {row['num_steps']}, {networks} of 2 x {row['layers'][0]} | "
             f"{row['epochs']} | {row['precision']} | {row['iteration_ms']:.1f} | "
-            f"{row['agent_steps_per_s'] / 1e6:.1f} | {row['goal_agent_steps_per_s'] / 1e6:.0f}"
+            f"{row['agent_steps_per_s'] / 1e6:.1f}"
         )
     for row in json.loads((DOCS / "performance" / "h200-learner.json").read_text())["rows"]:
         torch, kernels = row["torch"], row["kernels"]
@@ -185,11 +208,25 @@ def test_documented_performance_is_what_was_measured() -> None:
     assert rows - heads == told
 
 
+def test_each_table_of_measurements_has_its_computer_and_its_command_below_it() -> None:
+    page = (DOCS / "performance.md").read_text(encoding="utf-8")
+    tables = re.findall(r"(?:^\|.*\n)+\n(.*)\n\n(```sh\npython .*)?", page, re.MULTILINE)
+    assert len(tables) == page.count("\n|---") >= 7
+    for told, command in tables:
+        found = re.fullmatch(r"\*(.*): `docs/performance/(.*\.json)`\.\*", told)
+        assert found and command, told
+        results = json.loads((DOCS / "performance" / found[2]).read_text())
+        expected = [results["device"], f"commit {results['commit']}", f"torch {results['torch']}"]
+        expected += [results["driver"]] if "driver" in results else []
+        assert found[1] == ", ".join([*expected, f"Python {results['python']}"])
+    assert not re.search(r"\bgoals?\b", page)
+
+
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_the_site_builds_and_is_whole(tmp_path: Path) -> None:
     pytest.importorskip("sphinx", reason="the extra docs is not installed")
-    made = shutil.ignore_patterns("_build", "games", "project", "__pycache__")
+    made = shutil.ignore_patterns("_build", "games", "notebooks", "project", "__pycache__")
     shutil.copytree(DOCS, tmp_path / "docs", ignore=made)
     for beside in (*ROOT.glob("*.md"), ROOT / "examples"):
         (tmp_path / beside.name).symlink_to(beside)

@@ -62,12 +62,13 @@ def anchors(text: str) -> set[str]:
 def commands() -> list[str]:
     """Every gpu-vecenv command of the documents, once, whatever the name of its run; not those without their game.
 
-    Nor those that serve until Ctrl-C: tests/web/test_training_server.py has one.
+    Nor those that serve until Ctrl-C, or print completions: tests/web/test_training_server.py and tests/cli/test_cli.py
+    have them.
     """
     lines = [line for _, body in blocks("sh") for line in body.splitlines()]
     spans = [span for text in TEXTS.values() for span in inline(text)]
     bare = re.compile(
-        r"gpu-vecenv (?!(train|evaluate|exploit|crossplay|plot|replay|show|bench|check|new)$)(?!.* --watch$)"
+        r"gpu-vecenv (?!(train|evaluate|exploit|crossplay|plot|replay|show|bench|check|new)$)(?!.* --watch$)(?!-)"
     )
     found = [line for line in [*lines, *spans] if bare.match(line)]
     return list({re.sub(r"\bruns/(tag|first|six)\b", "runs/…", line): line for line in reversed(found)}.values())
@@ -96,6 +97,7 @@ def test_only_the_predecessors_code_is_skipped() -> None:
         "python client",
         "yaml client",
         "sh",
+        "bibtex",
         "cuda",
         "js",
         "diff ",
@@ -207,6 +209,39 @@ def test_links_lead_somewhere(document: str) -> None:
             assert not anchor or anchor in anchors(file.read_text()), target
 
 
+def test_the_readme_is_short_and_its_pictures_are_here() -> None:
+    text = TEXTS["README.md"]
+    assert len(text.splitlines()) <= 110
+    linked = re.findall(r'(?:src|srcset|href)="([^"]*)"', text)
+    files = [ROOT / target.partition("#")[0] for target in linked]
+    assert len(linked) > 20 and all(file.is_file() for file in files), linked
+    films = {file.stem: file.stat().st_size for file in (ROOT / "docs" / "films").glob("*.gif")}
+    assert films["front"] < 2_000_000 and all(size < 500_000 for size in films.values())
+    assert {name for name in GAMES if name not in films} == set(), "python docs/films.py RUNS"
+
+
+def test_no_page_names_an_address_that_the_project_lacks() -> None:
+    addresses = script("addresses")
+    for text in TEXTS.values():  # of another project's repository is another name before the slash
+        own = set(re.findall(r"https?://[^\s)\"']*gpu_?-?vecenv[^\s)\"']*", text))
+        assert all(address.startswith((addresses.REPOSITORY or " ", addresses.SITE or " ")) for address in own), own
+
+
+def test_badges_say_what_the_project_says() -> None:
+    badges = script("badges")
+    for name, texts in badges.badges().items():
+        assert badges.badge(*texts) == (ROOT / "docs" / "_static" / f"badge-{name}.svg").read_text()
+        assert f"docs/_static/badge-{name}.svg" in TEXTS["README.md"]
+    assert badges.badges()["python"][1] in TEXTS["README.md"]
+
+
+def script(name: str) -> Any:
+    """A module beside the documentation."""
+    namespace: dict[str, Any] = {"__file__": str(ROOT / "docs" / f"{name}.py"), "__name__": name}
+    exec((ROOT / "docs" / f"{name}.py").read_text(), namespace)
+    return SimpleNamespace(**namespace)
+
+
 def test_names_exist() -> None:
     public = SimpleNamespace(**vars(gpu_vecenv), Program=function_manager.Program)
     views = [
@@ -257,6 +292,28 @@ def test_what_the_libraries_reach_is_what_was_measured() -> None:
         for row in metrics("h200-train-examples.json")
     ]
     assert told == measured and len(told) >= 6
+
+
+def test_the_claims_of_the_front_pages_are_measured() -> None:
+    steps = {(row["game"], row["num_envs"], row["num_agents"]): row for row in metrics("h200-steps.json")}
+
+    def rate(game: str, num_envs: int, num_agents: int) -> float:
+        return num_envs / steps[game, num_envs, num_agents]["sample_and_step_us"] * 1e6
+
+    trained = {row["example"]: row["agent_steps_per_s"] / 1e6 for row in metrics("h200-train-examples.json")}
+    carts = f"{rate('cartpole', 1_000_000, 1) / 1e9:.1f} G env-steps/s"
+    readme, landing, reliability = TEXTS["README.md"], TEXTS["docs/index.md"], TEXTS["docs/reliability.md"]
+    assert carts in readme and carts in landing
+    assert f"{rate('tag_continuous', 100, 10_000) * 10_000 / 1e6:.0f} M agent-steps/s" in readme
+    assert f"makes {trained['torchrl_mappo']:.2f} M agent-steps/s" in readme
+    assert f"skrl's {trained['skrl_mappo']:.2f} M" in readme
+    on_gpus = [int(n.replace(",", "")) for n in re.findall(r"([\d,]+) million agent-steps of an H", reliability)]
+    assert f"{sum(on_gpus):,} million agent-steps" in readme and f"{sum(on_gpus):,} million agent-steps" in landing
+    assert "WebAssembly 114 million of them" in readme and "114 million agent-steps, 0 differ" in reliability
+    adapters = TEXTS["docs/adapters.md"].partition("\n\n| library |")[2].partition("\n\n")[0]
+    libraries = re.findall(r"^\| ([\w-]+(?: Lightning)?) \|", adapters, re.MULTILINE)
+    assert len(set(libraries) - {"SuperSuit"}) == 11  # which wraps, and trains nothing
+    assert "Eleven RL libraries" in readme and "11 RL libraries" in landing
 
 
 @pytest.mark.parametrize("game", GAMES)

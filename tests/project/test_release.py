@@ -145,8 +145,8 @@ def test_known_weaknesses_are_looked_for_every_night() -> None:
 
 def test_pre_commit_runs_the_programs_of_make_check() -> None:
     hooks = (ROOT / ".pre-commit-config.yaml").read_text()
-    programs = set(re.findall(r"entry: \.venv/bin/(python -m \w+|ruff \w+|[\w-]+)", hooks))
+    programs = set(re.findall(r"entry: \.venv/bin/(python [-\w./ ]+|ruff \w+|[\w-]+)", hooks))
     checks = (ROOT / "Makefile").read_text().partition("\nlint:")[2].partition("\ntest-changed:")[0]
-    assert len(programs) == 5
-    assert programs == set(re.findall(r"\$\(BIN\)/(python -m \w+|ruff \w+|[\w-]+)", checks))
+    assert len(programs) == 6
+    assert programs == set(re.findall(r"\$\(BIN\)/(python [-\w./ ]+|ruff \w+|[\w-]+)", checks))
     assert set(re.findall(r"repo: (.*)", hooks)) == {"local"}

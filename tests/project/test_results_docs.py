@@ -150,3 +150,12 @@ def test_the_table_of_ten_seeds_is_what_was_measured() -> None:
     with imported_script(DOCS.parent / "tests" / "gpu" / "figures.py") as figures:
         assert figures.table([results("presets.json"), results("sb3.json")]) in TEXT
         assert figures.table([results(f"algorithms-{name}.json") for name in ("mappo", "pqn")]) in TEXT
+
+
+def test_each_table_names_the_commit_and_the_device_of_its_file() -> None:
+    pages = "".join(path.read_text(encoding="utf-8") for path in DOCS.glob("*.md"))
+    told = re.findall(r"^\*([\w ]+), commit (\w{7}), .*: `docs/(\w+/[\w-]+\.json)`\.\*$", pages, re.MULTILINE)
+    assert len(told) > 20
+    for device, commit, file in told:
+        measured = (DOCS / file).read_text(encoding="utf-8")
+        assert f'"{device}' in measured and f'"{commit}"' in measured, file

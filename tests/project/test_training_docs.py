@@ -103,6 +103,7 @@ def test_options_exist() -> None:
     )
     names = {field.name.replace("_", "-") for kind in kinds for field in dataclasses.fields(kind)}
     of_torchrun = {"standalone", "nproc-per-node", "nnodes", "node-rank", "master-addr", "master-port"}
-    told = set(re.findall(r"(?<![\w-])--([a-z][a-z-]*)", TEXT))
+    internals = (ROOT / "docs" / "training_internals.md").read_text()
+    told = set(re.findall(r"(?<![\w-])--([a-z][a-z-]*)", TEXT + internals))
     assert {"out", "resume", "sharing", "help", "no-graphs"} <= told
     assert told - names - of_torchrun - {"help"} == {"no-graphs"}
