@@ -63,8 +63,8 @@ def torch_steps(installed: str, gpu: bool, pinned: bool, platform: str, driver_c
     cpu_only = {"PIP_INDEX_URL": CPU_WHEELS, "PIP_EXTRA_INDEX_URL": CPU_WHEELS}
     network_limits = ("--retries", "1", "--timeout", "30")
     steps = [
-        Step("torch from pip's local wheels, if available", ("--no-index", "--no-deps", TORCH)),
-        Step("torch's CPU wheel, since no GPU is used", ("--no-deps", *network_limits, TORCH), cpu_only),
+        Step("torch from wheels on this computer, if pip has some", ("--no-index", "--no-deps", TORCH)),
+        Step("torch for the CPU, since no GPU is used", ("--no-deps", *network_limits, TORCH), cpu_only),
     ]
     if pinned:
         steps.append(Step("torch in the version of pip's constraint", (TORCH,)))

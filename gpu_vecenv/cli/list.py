@@ -22,6 +22,6 @@ class List(Command):
         table = Table("game", "roles", "description")
         for name, game in sorted(GAMES.items()):
             roles = ", ".join(f"{role}: {count}" for role, count in game().roles.items())
-            cells = name, roles, (game.__doc__ or "").strip().splitlines()[0]
+            cells = name, roles, (game.__doc__ or "").strip().splitlines()[0].replace("`", "")
             table.add_row(*(Text(printable(cell)) for cell in cells))
         Console().print(table)

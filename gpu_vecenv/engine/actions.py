@@ -162,7 +162,7 @@ class ActionValidator:
         if layout.agent_roles[agent] in action.bounds:
             expected = "a number" if layout.clips_actions else "a finite number"
         else:
-            expected = f"0 to size - 1, sizes {dict(action.sizes)}"
+            expected = f"0 to {self._sizes[agent][head] - 1}"
             expected += "" if action_mask is None else ", and allowed by info['action_mask']"
         raise InvalidActionError(
             f"step: {len(indices)} invalid action values; the first: environment {env_index}, agent "

@@ -60,7 +60,7 @@ WATER_COLOUR, DIRT_COLOUR = (92, 164, 204), (120, 132, 58)
 
 @dataclass(frozen=True, kw_only=True)
 class Cleanup(Commons):
-    """The rules and defaults of Melting Pot's clean_up."""
+    """Players clean a river, so that apples grow, which all can eat. Rules and defaults of Melting Pot's clean_up."""
 
     layout_name: LayoutName = "clean_up"  # the map
     zap_cooldown: int = param(10, low=1, high=10_000)  # steps after a zap in which a player cannot zap

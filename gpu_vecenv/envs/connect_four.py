@@ -19,7 +19,7 @@ WAYS = ((0, 1), (1, 0), (1, 1), (1, -1))  # rows and columns from one piece of a
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectFour(Env):
-    """Players take turns in dropping a piece into a column; ``line_length`` pieces in a line win."""
+    """Players take turns in dropping a piece into a column; four (``line_length``) in a line win."""
 
     num_rows: int = param(6, low=1, high=32)  # of the board
     num_columns: int = param(7, low=1, high=32)  # of the board

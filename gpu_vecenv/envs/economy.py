@@ -21,7 +21,10 @@ DISTRIBUTIONS = "none", "pareto", "lognormal"
 
 @dataclass(frozen=True, kw_only=True)
 class Economy(Society):
-    """The rules of ai-economist 1.7.1's gather-trade-build; defaults are those of its tutorial's phase 2."""
+    """Workers gather, trade and build houses; a planner sets taxes: ai-economist 1.7.1's gather-trade-build.
+
+    Defaults are those of its tutorial's phase 2.
+    """
 
     grid: str | None = None  # rows of the map: . empty, @ water, S and W where stone and wood grow; None: "quadrant"
     max_steps: int = param(1000, low=1)  # steps until the episode is truncated

@@ -20,7 +20,7 @@ FLOOR, DARK = (246, 246, 246), (86, 86, 86)  # colours
 
 @dataclass(frozen=True, kw_only=True)
 class Pursuit(Env):
-    """The rules and defaults of PettingZoo's pursuit_v5, which are those of pursuit_v4."""
+    """Pursuers surround evaders on a grid. Rules and defaults of PettingZoo's pursuit_v5, those of pursuit_v4."""
 
     num_pursuers: int = param(8, low=1, high=255)  # agents
     num_evaders: int = param(30, low=1, high=255)  # which no agent controls

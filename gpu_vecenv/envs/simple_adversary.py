@@ -16,7 +16,7 @@ from gpu_vecenv.envs.particles import Particles
 
 @dataclass(frozen=True, kw_only=True)
 class SimpleAdversary(Particles):
-    """The rules and defaults of MPE2's simple_adversary_v3."""
+    """Agents reach a goal that an adversary does not know. Rules and defaults of MPE2's simple_adversary_v3."""
 
     num_good: int = param(2, low=1)  # agents that observe the goal, and as many landmarks
 

@@ -16,7 +16,7 @@ from gpu_vecenv.envs.particles import Particles, curriculum_methods
 
 @dataclass(frozen=True, kw_only=True)
 class SimpleSpread(Particles):
-    """The rules and defaults of MPE2's simple_spread_v3."""
+    """Agents spread over landmarks without collisions. Rules and defaults of MPE2's simple_spread_v3."""
 
     num_agents: int = param(3, low=1)  # agents, and as many landmarks
     local_ratio: float = param(0.5, low=0, high=1)  # weight of an agent's own reward; the shared one has the rest

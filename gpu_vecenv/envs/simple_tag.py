@@ -15,7 +15,7 @@ from gpu_vecenv.envs.particles import Particles, curriculum_methods
 
 @dataclass(frozen=True, kw_only=True)
 class SimpleTag(Particles):
-    """The rules and defaults of MPE2's simple_tag_v3."""
+    """Slow adversaries chase a fast agent around obstacles. Rules and defaults of MPE2's simple_tag_v3."""
 
     num_good: int = param(1, low=1)  # agents that flee
     num_adversaries: int = param(3, low=1)  # agents that chase

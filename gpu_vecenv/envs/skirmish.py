@@ -24,7 +24,7 @@ Q_LEARNING = {"learning_rate": 5e-4, "gamma": 0.99, "q_lambda": 0.5, "final_epsi
 
 @dataclass(frozen=True, kw_only=True)
 class Skirmish(Env):
-    """The rules and defaults of JaxMARL 0.2.0's HeuristicEnemySMAX."""
+    """Allies fight a scripted army. Rules and defaults of JaxMARL 0.2.0's HeuristicEnemySMAX."""
 
     scenario: str = "3s5z"  # the armies: 3s5z against its like, 5m_vs_6m, or at random: smacv2_10_units
     map_width: float = param(32.0, low=1.0, high=1e6)  # from wall to wall

@@ -26,7 +26,10 @@ NETWORK = {"hidden_sizes": (128, 128), "activation": "relu", "shared_trunk": Fal
 
 @dataclass(frozen=True, kw_only=True)
 class Warehouse(Env):
-    """The rules and defaults of RWARE 2.0.0 with flattened observations, by default those of rware-tiny-2ag-v2."""
+    """Robots bring requested shelves to workstations. Rules and defaults of RWARE 2.0.0's rware-tiny-2ag-v2.
+
+    Observations are the flattened ones.
+    """
 
     num_agents: int = param(2, low=1)  # robots
     size: SizeName = "tiny"  # of the warehouse: rows and columns of groups of shelves

@@ -98,11 +98,13 @@ def _table(game: Env, results: Results, note: str, *labels: str) -> Table:
     title = f"{game.name()}: {counted(first['episodes'], 'episode')}{' each' if len(results) > 1 else ''}"
     if len(results) == 1 and "distinct_episodes" in first:
         title += f", {counted(first['distinct_episodes'], 'distinct episode')}"
+    if game.termination_label != Env.termination_label:
+        title += f"; {Env.termination_label}: {game.termination_label}"
     title += note and f"; {note}"
     table = Table(title=Text(printable(title)))
     for label in labels:
         table.add_column(label, no_wrap=True)
-    for heading in (game.termination_label, "steps", *_headings(game)):
+    for heading in (Env.termination_label, "steps", *_headings(game)):
         table.add_column(Text(printable(heading)), justify="right", overflow="fold")
     return table
 

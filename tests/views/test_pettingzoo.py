@@ -489,7 +489,7 @@ BAD_ACTIONS = [
         AgentKeyError,
         "for tagger_1, runner_0; .*unknown agent: runner, 4",
     ),
-    (GRID, lambda a: {**a, "tagger_1": 5}, InvalidActionError, "tagger_1, number 0: 5; expected 0 to size - 1"),
+    (GRID, lambda a: {**a, "tagger_1": 5}, InvalidActionError, "tagger_1, number 0: 5; expected 0 to 4"),
     (GRID, lambda a: {**a, "runner_0": -1}, InvalidActionError, "agent runner_0"),
     (
         GRID,
