@@ -45,6 +45,7 @@ napoleon_custom_sections = [("Returns", "prose"), ("Yields", "prose")]  # not "t
 maximum_signature_line_length = 88
 toc_object_entries_show_parents = "hide"
 
+smartquotes_action = "qe"  # two hyphens begin options of commands
 html_theme = "furo"
 html_title = f"gpu_vecenv {version}"
 html_static_path = ["_static"]

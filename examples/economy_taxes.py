@@ -1,4 +1,4 @@
-"""Taxes that are learnt, against a free market and the US federal income tax: productivity and equality of an economy.
+"""Taxes that are learnt, against a free market, the US federal income tax and Saez's formula: productivity, equality.
 
     python examples/economy_taxes.py --total-steps 50000000
 
@@ -14,19 +14,25 @@ import tyro
 import gpu_vecenv
 from gpu_vecenv import Curriculum, GamePolicy, PiecewiseLinear, PPOConfig, Trainer
 
-TaxModel = Literal["planner", "free_market", "us_federal"]
+TaxModel = Literal["planner", "free_market", "us_federal", "saez"]
 
 
 def measured(
     policy: GamePolicy | None, game: gpu_vecenv.Env, episodes: int, seed: int, device: str | None
 ) -> list[float]:
-    """Means of productivity, equality and their product at the end of one episode of each environment."""
+    """Means of productivity, equality and their product at the end of one episode of each environment.
+
+    Rates by Saez's formula are random until enough incomes have been observed, in episodes that do not count.
+    """
     env = gpu_vecenv.VecEnv(game, episodes, device, autoreset_mode="disabled")
     torch.manual_seed(seed)  # of the policies' draws
-    obs, info = env.reset(seed=seed)
-    for _ in range(game.max_steps):
-        actions = policy(obs, info["action_mask"]) if policy else env.sample_actions()
-        obs, *_, info = env.step(actions)
+    incomes = game.num_workers * (game.max_steps // game.period)
+    before = -(-game.saez_buffer_size // incomes) if game.tax_model == "saez" else 0
+    for episode in range(before + 1):
+        obs, info = env.reset(seed=None if episode else seed)
+        for _ in range(game.max_steps):
+            actions = policy(obs, info["action_mask"]) if policy else env.sample_actions()
+            obs, *_, info = env.step(actions)
     productivity, equality = env.state["productivity"], env.state["equality"]
     found = [value.mean().item() for value in (productivity, equality, productivity * equality)]
     env.close()
@@ -40,6 +46,7 @@ def main(
     num_steps: int = 200,
     max_steps: int = 1000,
     period: int = 100,
+    saez_buffer_size: int = 500,
     episodes: int = 32,
     device: str | None = None,
     seed: int = 0,
@@ -53,11 +60,12 @@ def main(
         num_steps: Of each environment between two updates.
         max_steps: Steps of an episode.
         period: Steps from one tax day to the next.
+        saez_buffer_size: Latest incomes that Saez's formula is applied to.
         episodes: Of each measurement.
         device: cpu or cuda; by default cuda if usable.
         seed: Of everything.
     """
-    sizes = {"max_steps": max_steps, "period": period}
+    sizes = {"max_steps": max_steps, "period": period, "saez_buffer_size": saez_buffer_size}
     ranges = {"energy_cost": (0, 0.5), "tax_limit": (0, 1)}
     env = gpu_vecenv.make("economy", num_envs, device, tax_model=tax_model, randomize=ranges, **sizes)
     phases = {
@@ -70,7 +78,7 @@ def main(
     trainer.train()
     trained = GamePolicy(env.game, trainer.policies)
     print(f"{'taxes':14} {'workers':8} {'productivity':>12} {'equality':>9} {'product':>9}")
-    for model in ("planner", "free_market", "us_federal"):
+    for model in ("planner", "free_market", "us_federal", "saez"):
         game = gpu_vecenv.configure("economy", tax_model=model, **sizes)
         for name, policy in (("random", None), ("trained", trained)):
             found = measured(policy, game, episodes, seed + 1, device)

@@ -7,6 +7,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Generator
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ CLEARED = (
 )
 
 COLLECTED = pytest.StashKey[set[str]]()
+LEFT_OUT = pytest.StashKey[int]()  # tests that need a GPU, where there is none
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -95,9 +97,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.stash[COLLECTED] = {item.nodeid for item in items}
     if torch.cuda.is_available():
         return
-    for item in items:
-        if item.get_closest_marker("gpu"):
-            item.add_marker(pytest.mark.skip(reason="torch finds no NVIDIA GPU here"))
+    needy = [item for item in items if item.get_closest_marker("gpu")]
+    items[:] = [item for item in items if not item.get_closest_marker("gpu")]
+    config.hook.pytest_deselected(items=needy)
+    config.stash[LEFT_OUT] = len(needy)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if (output := getattr(session.config, "workeroutput", None)) is not None:  # in a process of pytest-xdist
+        output["left_out"] = session.config.stash.get(LEFT_OUT, 0)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Each process of pytest-xdist collects all tests."""
+    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", 0)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if count := config.stash.get(LEFT_OUT, 0):
+        terminalreporter.write_line(f"left out: {count} tests of NVIDIA GPUs, of which torch finds none here")
 
 
 def cpu_seconds() -> float:

@@ -3,7 +3,7 @@
 // ai-economist 1.7.1, written anew (https://github.com/salesforce/ai-economist, BSD-3-Clause License). Declared in
 // gpu_vecenv/envs/economy.py.
 #include "game_api.cuh"
-#include "taxation.cuh"
+#include "saez.cuh"
 
 constexpr int WATER = 1, STONE_SOURCE = 2;  // terrain; source number STONE_SOURCE + c is of resource c
 constexpr int BUILD = 1, FIRST_ORDER = 2;   // actions; those of orders: bids, asks for stone, then for wood
@@ -89,8 +89,10 @@ HD void reset(State s, Io io) {
         }
     }
     group_sync();
-    ONCE place_workers (s, io, *io.scratch)
-        ;
+    ONCE {
+        place_workers(s, io, *io.scratch);
+        if constexpr (SAEZ_TAXES) saez::begin(s, io);
+    }
     group_sync();
     appraise(s, io.scratch->wealth);
 }
@@ -132,11 +134,15 @@ HD void step(State s, Io io) {
     }
     group_sync();
     ONCE {
+        if constexpr (SAEZ_TAXES)
+            if (first_day) saez::set_rates(s, io);
         for (int c = 0; c < 2; ++c) match_orders(s, c);
         for (int i = 0; i < NUM_WORKERS; ++i) age_orders(s, i);
         shuffle(w, io, 0);
         for (int k = 0; k < NUM_WORKERS; ++k) move_and_gather(s, io, w.order[k]);
         if (last_day) enact_taxes(s);
+        if constexpr (SAEZ_TAXES)
+            if (last_day) saez::record_incomes(s);
     }
     group_sync();
     FOR_RANGE (k, NUM_SOURCES) {

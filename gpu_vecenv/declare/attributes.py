@@ -150,11 +150,12 @@ def check_attributes(game: type[Any], ancestor: type[Any]) -> None:
             )
         if not is_valid(value := getattr(game, attribute)):
             raise EnvDefinitionError(f"{name}: {attribute} is {value!r:.200}; expected {expected}")
-    fields = [field.name for field in game.state if not field.shared]
+    fields = [field.name for field in game.state if not field.shared and not field.when]
     for attribute in ("critic_state", "agent_critic_state"):
         if unknown := [field for field in getattr(game, attribute) if field not in fields]:
             raise EnvDefinitionError(
-                f"{name}: {attribute} has {unknown}; expected fields of its state that are not shared, some of {fields}"
+                f"{name}: {attribute} has {unknown}; expected fields of its state that are not shared and that "
+                f"all configurations have, some of {fields}"
             )
     for argument, target in own.get("reference_arguments", {}).items():
         if isinstance(target, str) and target not in keys and argument not in ancestor.reference_arguments:

@@ -442,6 +442,14 @@ class Env:
             raise EnvDefinitionError(f"{game}: state fields {names} are not all different; expected a name once")
         fields = []
         for field in self.state:
+            present = getattr(self, field.when, None) if field.when else True
+            if not isinstance(present, bool):
+                raise EnvDefinitionError(
+                    f"{game}: state field {field.name!r} has when = {field.when!r}, which is {present!r:.200}; "
+                    "expected the name of a bool attribute"
+                )
+            if not present:
+                continue
             shape = []
             for size in field.shape:
                 value = getattr(self, size, None) if isinstance(size, str) else size

@@ -53,12 +53,15 @@ class Field:
         dtype: ``f32``, ``i32``, ``i64``, ``u8``, ``u32``, ``boolean`` or ``f64``.
         shape: Sizes of one environment's array: integers, or names of int attributes of the game.
         shared: One read-only array for all environments (a map, a table, a time series).
+        when: Name of a bool attribute of the game: configurations where it is False are without the field. Empty: all
+            have it.
     """
 
     name: str
     dtype: np.dtype[Any]
     shape: tuple[int | str, ...] = ()
     shared: bool = False
+    when: str = ""
 
     def __post_init__(self) -> None:
         if type(self.name) is not str or not FIELD_NAME.fullmatch(self.name) or self.name in RESERVED:
@@ -77,3 +80,7 @@ class Field:
         object.__setattr__(self, "shape", tuple(self.shape))
         if not isinstance(self.shared, bool):
             raise EnvDefinitionError(f"Field {self.name!r} has shared {self.shared!r:.200}; expected True or False")
+        if type(self.when) is not str:
+            raise EnvDefinitionError(
+                f"Field {self.name!r} has when {self.when!r:.200}; expected the name of a bool attribute of the game"
+            )

@@ -48,6 +48,7 @@ class Economy(Society):
         Field("source", i32, ("num_sources", 2), shared=True),  # row, column
         Field("start", i32, ("num_workers", 2), shared=True),  # of the worker of that rank: row, column
         Field("ranked_skill", f32, ("num_workers",), shared=True),  # what a house pays it, relative to ``payment``
+        *Society.saez_state,
     )
     derived = (*Society.derived, "num_land", "view", "build_distribution", "gather_distribution")
     render_fps = 10

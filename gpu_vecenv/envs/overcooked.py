@@ -51,19 +51,14 @@ class Overcooked(Env):
     obs_staging_bytes = 48 << 10
     noop = 4
     render_fps = 6
-    # Of JaxMARL's baselines/IPPO/config/ippo_cnn_overcooked.yaml.
     preset = MappingProxyType(
         {
-            "network": "cnn",
-            "num_envs": 32,
+            "num_envs": 512,
             "total_steps": 5_000_000,
-            "num_steps": 128,
+            "num_steps": 64,
+            "num_minibatches": 16,
             "activation": "relu",
-            "learning_rate": 6e-4,
-            "gae_lambda": 0.98,
-            "clip": 0.05,
-            "entropy_coefficient": 0.1,
-            "max_grad_norm": 0.1,
+            "learning_rate": 1e-3,
         }
     )
     # The shaped rewards fade within 2.5 million of the preset's steps.

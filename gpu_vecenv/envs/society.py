@@ -43,11 +43,14 @@ class Society(Env):
     max_num_orders: int = param(5, low=1, high=255)  # a worker's open bids and asks for one resource
     order_duration: int = param(50, low=1, high=254)  # steps for which an order stays open
     order_labor: float = param(0.25, low=0)  # labor of a bid or an ask
-    tax_model: Literal["planner", "free_market", "us_federal"] = "planner"  # who sets the marginal rates
+    tax_model: Literal["planner", "free_market", "us_federal", "saez"] = "planner"  # who sets the marginal rates
     period: int = param(100, low=1)  # steps from one tax day to the next
     num_rates: int = param(21, low=2, high=1001)  # that the planner chooses from, evenly spaced from 0 to 1
     tax_limit: float = param(1.0, low=0, high=1)  # the highest rate that is allowed
     usd_scaling: float = param(1000.0, low=1e-6)  # US dollars for a coin
+    saez_buffer_size: int = param(500, low=1, high=2**20)  # latest incomes that Saez's formula is applied to
+    saez_fixed_elas: float | None = param(None, low=0)  # elasticity of income in it; None: estimated from these incomes
+    pareto_weight_type: Literal["inverse_income", "uniform"] = "inverse_income"  # social welfare weights in it
     isoelastic_eta: float = param(0.23, low=0, high=1)  # how fast the utility of coin diminishes
     energy_cost: float = param(0.21, low=0)  # of a unit of labor, in utility
     # social welfare, whose increase is the planner's reward
@@ -72,7 +75,18 @@ class Society(Env):
         Field("bracket_cutoffs", f32, ("num_brackets",), shared=True),  # coin
         Field("schedule", f32, ("num_brackets",), shared=True),  # rates that no planner sets
     )
-    derived: ClassVar[tuple[str, ...]] = ("num_rates", "planner_taxes", "welfare_of_equality", "welfare_of_utility")
+    saez_state: ClassVar[tuple[Field, ...]] = (  # with tax_model="saez"; kept from episode to episode
+        Field(
+            "saez_buffer", f32, ("saez_buffer_size", 2), when="saez_taxes"
+        ),  # income, marginal rate: the latest ones, as a ring
+        Field("saez_count", i32, when="saez_taxes"),  # of them; once it is full between its size and twice that
+        Field("elasticity", f32, when="saez_taxes"),  # of income with respect to 1 - marginal rate, estimated
+        Field("average_rates", f32, ("num_brackets",), when="saez_taxes"),  # of Saez's formula
+    )
+    derived: ClassVar[tuple[str, ...]] = (
+        *("num_rates", "planner_taxes", "saez_taxes", "fixed_elasticity", "uniform_weights"),
+        *("welfare_of_equality", "welfare_of_utility"),
+    )
     takes_turns = True  # the planner acts in the first step of each tax period
     masks_actions = True
     noop = 0
@@ -86,6 +100,9 @@ class Society(Env):
     roles = property(lambda self: {"worker": self.num_workers, "planner": 1})
     num_prices = property(lambda self: self.max_bid_ask + 1)
     planner_taxes = property(lambda self: self.tax_model == "planner")
+    saez_taxes = property(lambda self: self.tax_model == "saez")
+    fixed_elasticity = property(lambda self: -1.0 if self.saez_fixed_elas is None else self.saez_fixed_elas)
+    uniform_weights = property(lambda self: self.pareto_weight_type == "uniform")
     welfare_of_equality = property(lambda self: self.planner_reward_type == "coin_eq_times_productivity")
     welfare_of_utility = property(lambda self: self.planner_reward_type == "inv_income_weighted_utility")
 

@@ -12,9 +12,9 @@ const ROWS = 512; // of observations that a policy gets at once
 
 class Mosaic {
   // `stage`: the element of the page's picture, which the tiles cover; `line`: where the numbers stand;
-  // `show(index)`: shows an environment alone.
-  constructor(simulation, stage, line, show, count = MOSAIC_ENVS[0]) {
-    Object.assign(this, { simulation, stage, line, show, selected: 0 });
+  // `viewState.dark`: whether pictures are dark; `show(index)`: shows an environment alone.
+  constructor(simulation, stage, line, viewState, show, count = MOSAIC_ENVS[0]) {
+    Object.assign(this, { simulation, stage, line, viewState, show, selected: 0 });
     this.text = element("span");
     const size = element("select", { ariaLabel: "number of environments" }, ...this.#sizes().map((each) => new Option(each.toLocaleString("en"), each)));
     size.addEventListener("change", () => this.#make(Number(size.value)));
@@ -120,7 +120,8 @@ class Mosaic {
   #paint(ms) {
     const start = performance.now();
     for (let k = 0; k < this.count && (k % 8 > 0 || performance.now() - start < ms); k++) {
-      this.painter.paint(this.tile, draw(drawnState(this.env, this.tile)));
+      const picture = draw(drawnState(this.env, this.tile));
+      this.painter.paint(this.tile, this.viewState.dark ? dark(picture) : picture);
       this.tile = (this.tile + 1) % this.count;
       this.unpainted -= 1;
     }

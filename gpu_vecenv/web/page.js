@@ -250,10 +250,15 @@ class Page extends Player {
     this.episode.begin();
   }
 
+  setDark(dark) {
+    super.setDark(dark);
+    this.mosaic?.fit();
+  }
+
   // Shows many environments at once, those that a zoom left or new ones, or one again.
   tiles(many) {
     this.steer(null);
-    if (many) this.mosaic = this.left ?? new Mosaic(this.simulation, this.stage.box, $("rate"), (index) => this.alone(index));
+    if (many) this.mosaic = this.left ?? new Mosaic(this.simulation, this.stage.box, $("rate"), this.viewState, (index) => this.alone(index));
     else {
       this.mosaic.close();
       this.mosaic = null;

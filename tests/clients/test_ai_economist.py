@@ -19,6 +19,7 @@ TOLERANCE = {"rtol": 1e-5, "atol": 5e-4}
 SMALL = {"period": 25, "max_steps": 150, "order_duration": 9}
 TASTES = {"isoelastic_eta": 0.5, "energy_cost": 0.4, "payment": 7.0, "payment_max_skill_multiplier": 2.0}
 CROWDED = {"num_workers": 10, "fixed_four_skill_and_loc": False, **SMALL}
+SAEZ = {"tax_model": "saez", "period": 5, "saez_buffer_size": 64, "usd_scaling": 20000.0, "resource_regen_prob": 0.3}
 QUADRANT, DENSE, MIXED = (
     "quadrant_25x25_20each_30clump.txt",
     "quadrant_8x8_4each_8clump.txt",
@@ -29,6 +30,10 @@ CASES = {
     "limited taxes": (QUADRANT, {"tax_limit": 0.4, **SMALL}),
     "federal taxes": (QUADRANT, {"tax_model": "us_federal", "usd_scaling": 5000.0, **SMALL}),
     "limited federal taxes": (QUADRANT, {"tax_model": "us_federal", "tax_limit": 0.2, "usd_scaling": 5000.0, **SMALL}),
+    "Saez's taxes": (DENSE, {**CROWDED, **SAEZ}),
+    "limited Saez's taxes": (DENSE, {**CROWDED, **SAEZ, "num_workers": 4, "tax_limit": 0.6}),
+    "Saez's taxes, fixed elasticity": (DENSE, {**CROWDED, **SAEZ, "saez_fixed_elas": 1.5, "usd_scaling": 1000.0}),
+    "Saez's taxes, uniform weights": (DENSE, {**CROWDED, **SAEZ, "pareto_weight_type": "uniform"}),
     "free market": (QUADRANT, {"tax_model": "free_market", **SMALL}),
     "nine ranks": (QUADRANT, {"num_workers": 9, **TASTES, **SMALL}),
     "crowded": (DENSE, {**CROWDED, "resource_regen_prob": 0.3, "max_num_orders": 3, "max_bid_ask": 4}),
@@ -73,7 +78,7 @@ def grid_of(file):
 
 
 def reference(game, file):
-    models = {"us_federal": "us-federal-single-filer-2018-scaled"}
+    models = {"us_federal": "us-federal-single-filer-2018-scaled", "saez": "saez"}
     components = {
         "Build": {
             "build_labor": game.build_labor,
@@ -96,11 +101,15 @@ def reference(game, file):
             "period": game.period,
             "tax_model": models.get(game.tax_model, "model_wrapper"),
             "usd_scaling": game.usd_scaling,
+            "saez_fixed_elas": game.saez_fixed_elas,
+            "pareto_weight_type": game.pareto_weight_type,
             "disable_taxes": game.tax_model == "free_market",
-            "tax_annealing_schedule": (-1, game.tax_limit) if game.tax_limit < 1 else None,
+            # The planner's rates would be others below another maximum; the schedule's limit rises with each episode.
+            "rate_max": game.tax_limit if game.tax_model == "saez" else 1.0,
+            "tax_annealing_schedule": (-1, game.tax_limit) if game.tax_limit < 1 and game.tax_model != "saez" else None,
         },
     }
-    return foundation.make_env_instance(
+    theirs = foundation.make_env_instance(
         "layout_from_file/simple_wood_and_stone",
         components=list(components.items()),
         n_agents=game.num_workers,
@@ -116,11 +125,15 @@ def reference(game, file):
             )
         },
     )
+    theirs.get_component("PeriodicBracketTax")._buffer_size = game.saez_buffer_size
+    return theirs
 
 
 def begin(theirs, state):
     """A new episode of theirs from our start."""
     theirs.reset()
+    tax = theirs.get_component("PeriodicBracketTax")
+    tax._curr_rates_obs = np.array(tax.curr_marginal_rates)  # else it is of the latest period of the last episode
     theirs.world.clear_agent_locs()
     for agent, loc, payment, bonus in zip(
         theirs.world.agents, state["loc"], state["build_payment"], state["bonus_gather_prob"], strict=True
@@ -159,6 +172,8 @@ def compare_state(theirs, game, state, step):
     beside = np.abs(state["last_income"][:, None] - state["bracket_cutoffs"]).min(1) < 1e-3  # rounding decides
     theirs_rates = np.where(beside, state["last_marginal_rate"], tax.last_marginal_rate)
     np.testing.assert_allclose(state["last_marginal_rate"], theirs_rates, **TOLERANCE, err_msg=f"step {step}")
+    if game.tax_model == "saez":
+        compare_saez(tax, samples(state), state, step)
     orders = [[[] for _ in range(2)] for _ in agents]
     for c, name in enumerate(("Stone", "Wood")):
         for bid in market.bids[name]:
@@ -167,6 +182,23 @@ def compare_state(theirs, game, state, step):
             orders[ask["seller"]][c].append([2, ask["ask"], ask["ask_lifetime"]])
     ours = [[sorted(order for order in own.tolist() if order[0]) for own in both] for both in state["orders"]]
     assert ours == [[sorted(own) for own in both] for both in orders], f"orders, step {step}"
+
+
+def samples(state):
+    """Incomes and marginal rates that Saez's formula is applied to, the oldest first."""
+    ring, count = state["saez_buffer"], int(state["saez_count"])
+    return ring[:count] if count < len(ring) else np.roll(ring, -(count % len(ring)), axis=0)
+
+
+def compare_saez(tax, observed, state, step):
+    theirs = np.array(tax._local_saez_buffer).reshape(-1, 2)
+    np.testing.assert_allclose(observed[:, 0], theirs[:, 0], **TOLERANCE, err_msg=f"incomes, step {step}")
+    beside = np.abs(observed[:, :1] - state["bracket_cutoffs"]).min(1) < 1e-3
+    rates = np.where(beside, observed[:, 1], theirs[:, 1])
+    np.testing.assert_allclose(observed[:, 1], rates, **TOLERANCE, err_msg=f"rates of incomes, step {step}")
+    np.testing.assert_allclose(state["elasticity"], tax.elas_t, **TOLERANCE, err_msg=f"elasticity, step {step}")
+    averages = tax.running_avg_tax_rates
+    np.testing.assert_allclose(state["average_rates"], averages, **TOLERANCE, err_msg=f"average rates, step {step}")
 
 
 def compare_outputs(env, obs, info, theirs_env, step):
@@ -216,6 +248,10 @@ def give(theirs, state):
         agent.state["inventory"]["Coin"] = float(state["coin"][i])
         tax.last_coin[i] = float(state["last_coin"][i])
         tax.last_marginal_rate[i] = float(state["last_marginal_rate"][i])
+    if "saez_buffer" in state:
+        tax._local_saez_buffer = samples(state).astype(float).tolist()
+        tax.curr_bracket_tax_rates = state["rates"].astype(float)
+        tax.running_avg_tax_rates, tax.elas_t = state["average_rates"].astype(float), float(state["elasticity"])
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -223,16 +259,25 @@ def test_every_step_is_that_of_ai_economist(name, random_seed, monkeypatch):
     file, config = CASES[name]
     env = gpu_vecenv.make("economy", 1, "cpu", autoreset_mode="disabled", grid=grid_of(file), **config)
     game, random = env.game, np.random.default_rng(random_seed)
-    workers, traded = game.num_workers, 0
     monkeypatch.setattr(np, "int", int, raising=False)  # which ai-economist uses and NumPy has no longer
     theirs = reference(game, file)
     obs, info = env.reset(seed=2**40 + random_seed)
     shared = {field.name for field in game.state if field.shared}
     arrays = {field: tensor.numpy() for field, tensor in env.state.items()}  # live
     state = {field: array if field in shared else array[0, ...] for field, array in arrays.items()}
-    begin(theirs, state)
-    compare_outputs(env, obs[0].numpy(), info, theirs, 0)
-    compare_state(theirs, game, state, 0)
+    for episode in range(1 + (game.tax_model == "saez")):  # whose taxes depend on the episodes before
+        if episode:
+            obs, info = env.reset()
+        begin(theirs, state)
+        compare_outputs(env, obs[0].numpy(), info, theirs, 0)
+        compare_state(theirs, game, state, 0)
+        traded = play(env, theirs, state, info, random, monkeypatch)
+        assert traded > 1 and state["tile"][state["terrain"] == 0].any() and state["last_income"].any()
+
+
+def play(env, theirs, state, info, random, monkeypatch):
+    """Compares an episode, and returns in how many steps somebody has traded."""
+    game, workers, traded = env.game, env.game.num_workers, 0
     for step in range(1, game.max_steps + 1):
         acts = info["acting"][0, workers].item()
         own, choices = likely(random, info["action_mask"][0].numpy(), game)
@@ -246,6 +291,10 @@ def test_every_step_is_that_of_ai_economist(name, random_seed, monkeypatch):
             regrowth[row, column] = uniform(workers + k)
         monkeypatch.setattr(np.random, "permutation", lambda n, order=order: order)
         monkeypatch.setattr(np.random, "rand", lambda *shape, regrowth=regrowth: regrowth)
+        rates = [step_uniform(env, 0, step, 1)(b) for b in range(game.num_brackets)]
+        monkeypatch.setattr(
+            np.random, "uniform", lambda low, high, size, rates=rates: low + (high - low) * np.array(rates)
+        )
         monkeypatch.setattr(move, "rand", lambda uniform=uniform: Gathered(uniform))
         given = {str(i): action for i, action in enumerate(own)}
         if game.tax_model == "planner":
@@ -258,4 +307,4 @@ def test_every_step_is_that_of_ai_economist(name, random_seed, monkeypatch):
         np.testing.assert_allclose(rewards[0].numpy(), expected, **TOLERANCE, err_msg=f"rewards, step {step}")
         assert truncations[0].tolist() == [done["__all__"]] * (workers + 1)
         traded += state["price_history"].sum() > trades
-    assert traded > 1 and state["tile"][state["terrain"] == 0].any() and state["last_income"].any()
+    return traded

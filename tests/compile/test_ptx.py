@@ -109,6 +109,7 @@ TEXTS = [
     Text("tag_continuous", (*FEW.items(), ("num_neighbors", "all")), BuildOptions(guards=True)),
     Text("tag_continuous", (("num_taggers", 500), ("num_runners", 9500))),
     Text("tag_continuous", (("egocentric", False),)),
+    Text("economy", (("tax_model", "saez"),)),  # doubles
     Text("tag_continuous", (*FEW.items(), ("egocentric", False), ("num_neighbors", "all")), BuildOptions(guards=True)),
     Text("simple_tag", (("continuous_actions", True),), BuildOptions(guards=True, end_on_nonfinite=True)),
     Text(Crew, (), BuildOptions(guards=True, initial_fields=("place",))),

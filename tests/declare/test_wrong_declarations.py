@@ -93,6 +93,19 @@ def test_an_attribute_of_another_kind_is_refused(attribute):
             assert "Game" in refused(game), what
 
 
+@pytest.mark.parametrize("when", ["unknown", "max_agents", "obs_dim"])
+def test_a_field_that_exists_when_something_is_no_bool_is_refused(when):
+    game = declared(state=(Field("load", f32, when=when),), max_agents=3)
+    assert f"field 'load' has when = '{when}'" in refused(lambda: game().layout)
+    assert "'load' has when 1" in refused(lambda: Field("load", f32, when=1))
+
+
+def test_a_critic_sees_no_field_that_some_configurations_lack():
+    state = Field("load", f32, when="masks_actions"), Field("place", f32)
+    assert "critic_state has ['load']" in refused(declared(state=state, critic_state=("place", "load")))
+    assert [field.name for field in declared(state=state, critic_state=("place",))().layout.fields] == ["place"]
+
+
 @pytest.mark.parametrize("attribute", PROPERTIES)
 def test_a_method_where_a_property_belongs_is_named(attribute):
     message = refused(declared(**{attribute: lambda self: 3}))

@@ -65,6 +65,7 @@ CASES = [
     ("tag_continuous", {"num_taggers": 5, "num_runners": 65, "egocentric": False}, 3, 32),
     ("tag_continuous", {"num_taggers": 6, "num_runners": 214, "egocentric": False}, 3, 64),
     ("economy", {"num_workers": 11, "period": 3, "grid": "S.W...\n.@..SS\n......\nWW..@.\n......", **ANYWHERE}, 3, 8),
+    ("economy", {"tax_model": "saez", "saez_buffer_size": 8, "period": 2, "grid": "S.W\n...", **ANYWHERE}, 4, 4),
     ("pursuit", {"x_size": 5, "y_size": 6, "num_pursuers": 12}, 13, 4),  # so crowded that evaders are caught
     ("overcooked", {}, 7, None),  # more threads than agents: as many as large observations need
     ("skirmish", {"scenario": "3s_vs_5z"}, 4, None),

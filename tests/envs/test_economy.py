@@ -41,6 +41,19 @@ CASES = {
         "gather_skill_dist": "lognormal",
         "mobile_agent_observation_range": 1,
     },
+    "Saez's taxes": {
+        **ANYWHERE,
+        "num_workers": 7,
+        "tax_model": "saez",
+        "saez_buffer_size": 30,
+        "tax_limit": 0.9,
+        "period": 3,
+        "usd_scaling": 20_000.0,
+    },
+    "Saez's taxes, elasticity": {
+        **{**ANYWHERE, "tax_model": "saez", "saez_buffer_size": 21, "period": 4},
+        "saez_fixed_elas": 0.3,
+    },
     "equality counts less": {**ANYWHERE, "mixing_weight_gini_vs_coin": 0.3},
 }
 
@@ -113,10 +126,12 @@ def test_random_agents_do_as_in_the_oracle(name, random_seed, device):
         for e, oracle in enumerate(oracles):
             order = order_of(step_below(env, e, step), game.num_workers)
             choices, planned = actions[e, :-1, 0].tolist(), actions[e, -1].tolist()
-            expected = oracle.step(choices, planned, order, step_uniform(env, e, step))
+            rates = [*map(step_uniform(env, e, step, draw=1), range(game.num_brackets))]
+            expected = oracle.step(choices, planned, order, step_uniform(env, e, step), rates)
             np.testing.assert_array_equal(bits(rewards[e]), bits(expected), f"rewards, step {step}")
         compare(env, oracles, obs, info, step)
         assert not terminations.any() and truncations.all() == (step == game.max_steps) == truncations.any()
+    assert all(oracle.elasticity != 0.5 for oracle in oracles if game.tax_model == "saez")
     assert all(any(oracle.labor) and (name != "defaults" or len(oracle.units) < 40) for oracle in oracles)
 
 
@@ -273,6 +288,63 @@ def test_nobody_pays_out_of_escrow(device):
     act(env, 0, 0, 0, 0)
     act(env, 0, 0, 0, 0)
     np.testing.assert_allclose(env.state["coin"][0].tolist(), [2.5, 22.5, 22.5, 22.5])  # 10 of the 30 that are due
+
+
+SAEZ = {"tax_model": "saez", "saez_buffer_size": 12}
+
+
+def test_the_elasticity_of_income_is_found_in_the_incomes_and_rates_of_the_past(device):
+    env = field(device, **SAEZ)
+    rates = np.linspace(0.05, 0.95, 12, dtype=np.float32)
+    observed = np.stack([30 * (1 - rates) ** 0.75, rates], 1)
+    observed[:2] = [[-4, 0.1], [9, 1.0]]  # without a logarithm
+    env.state["saez_buffer"][:] = torch.tensor(observed)
+    env.state["saez_count"][:] = 12
+    act(env, 0, 0, 0, 0)
+    np.testing.assert_allclose(env.state["elasticity"].cpu(), 0.98 * 0.5 + 0.02 * 0.75, rtol=1e-6)
+    for _ in range(3):  # 4 incomes of 0, after the tax day: too few others
+        act(env, 0, 0, 0, 0)
+    assert env.state["saez_buffer"][0, :4, 0].tolist() == [0] * 4 and env.state["saez_count"] == 16
+    np.testing.assert_allclose(env.state["elasticity"].cpu(), 0.505, rtol=1e-6)
+
+
+def test_what_taxes_are_computed_from_outlasts_an_episode(device):
+    env = gpu_vecenv.make("economy", 30, device, **FIELD | SAEZ | {"period": 2, "max_steps": 10})
+    names = "saez_buffer", "saez_count", "elasticity", "average_rates"
+
+    def kept():
+        return {name: env.state[name].clone() for name in names}
+
+    env.reset(seed=3)
+    begun = kept()
+    assert not begun["saez_count"].any() and (begun["elasticity"] == 0.5).all() and not env.state["rates"].any()
+    for _ in range(30):  # 5 tax days of 4 workers in an episode: the buffer is full in the first one
+        before, rates = kept(), env.state["rates"].clone()
+        *_, info = env.step(env.sample_actions())
+        ended = info["_final_obs"].any()
+    assert ended and (env.state["saez_count"] >= 12).all()
+    torch.testing.assert_close(env.state["average_rates"], before["average_rates"], rtol=0, atol=0)
+    assert torch.equal(env.state["rates"], env.state["average_rates"]) and not torch.equal(env.state["rates"], rates)
+    before = kept()
+    env.reset(mask=torch.arange(30) < 20)
+    assert all(torch.equal(value, before[name]) for name, value in kept().items())
+    env.reset(seed=3, mask=torch.arange(30) < 10)
+    assert all(torch.equal(value[:10], begun[name][:10]) for name, value in kept().items())
+    assert all(torch.equal(value[10:], before[name][10:]) for name, value in kept().items())
+
+
+def test_a_number_that_is_not_finite_does_not_outlast_its_episode(device):
+    env = gpu_vecenv.make("economy", 2, device, end_on_nonfinite=True, **FIELD | SAEZ)
+    env.reset(seed=3)
+    for name in ("saez_buffer", "elasticity", "average_rates"):
+        env.state[name][0].fill_(float("nan"))
+        assert env.step(env.sample_actions())[2][0].all() and env.state[name].isfinite().all(), name
+        assert not env.step(env.sample_actions())[2].any()
+
+
+def test_other_taxes_have_no_state_of_saez_s(device):
+    env = field(device)
+    assert not {"saez_buffer", "saez_count", "elasticity", "average_rates"} & {*env.state}
 
 
 def test_returns_are_what_utility_and_welfare_have_risen_by(device):

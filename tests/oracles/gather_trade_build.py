@@ -2,13 +2,15 @@
 
 The map is a list of strings, houses a dictionary, cell -> owner; orders are tuples in two books. Every operation on
 coin is rounded to float32. What is random is the caller's: the order in which workers move, ``uniform(i)`` below worker
-i's skill for two units at once, and ``uniform(workers + k)`` below the probability of growth for source k. ``exp`` and
-``log`` too are the caller's, of float32.
+i's skill for two units at once, and ``uniform(workers + k)`` below the probability of growth for source k; a rate of
+each bracket between 0 and 1, for Saez's taxes. ``exp`` and ``log`` too are the caller's, of float32.
 """
 
 import textwrap
 
 import numpy as np
+
+from oracles.saez import bracket_rates, smoothed_elasticity
 
 F = np.float32
 RATES = {"free_market": [0] * 7, "us_federal": [0.1, 0.12, 0.22, 0.24, 0.32, 0.35, 0.37]}
@@ -38,6 +40,7 @@ class GatherTradeBuildOracle:
         self.last_coin = self.coin.copy()
         self.labor = [F(0) for _ in self.workers]
         self.last_income, self.last_marginal_rate = [F(0) for _ in self.workers], [F(0) for _ in self.workers]
+        self.observed, self.elasticity, self.average_rates = [], F(0.5), [F(0)] * 7
 
     def begin(self, loc, build_payment, bonus_gather_prob):
         """The start of an episode, as drawn."""
@@ -105,13 +108,15 @@ class GatherTradeBuildOracle:
 
     # ------------------------------------------------------------------ a step
 
-    def step(self, choices, planned, order, uniform):
+    def step(self, choices, planned, order, uniform, random_rates):
         """Workers' actions, the planner's seven, and what is random; the rewards of all."""
         game, prices = self.game, self.game.max_bid_ask + 1
         self.elapsed_steps += 1
         if game.tax_model == "planner" and self.elapsed_steps % game.period == 1 % game.period:
             levels = F(game.num_rates - 1)
             self.rates = [F(k - 1) / levels if k else old for k, old in zip(planned, self.rates, strict=True)]
+        if game.tax_model == "saez" and self.elapsed_steps % game.period == 1 % game.period:
+            self.optimise(random_rates)
         self.price_history *= F(0.995)
         for i, choice in enumerate(choices):
             if choice == 1 and self.builds(i):
@@ -194,6 +199,24 @@ class GatherTradeBuildOracle:
         for i in self.workers:
             self.coin[i] += revenue / F(len(self.workers))
             self.last_coin[i] = self.endowment(i)
+
+        self.observed += zip(self.last_income, self.last_marginal_rate, strict=True)
+        self.observed = self.observed[-self.game.saez_buffer_size :]
+
+    def optimise(self, random_rates):
+        """Rates of a new period by Saez's formula."""
+        limit = F(self.game.tax_limit)
+        if len(self.observed) < self.game.saez_buffer_size:
+            self.rates = [limit * F(rate) for rate in random_rates]
+            return
+        incomes, rates = np.array(self.observed, F).T
+        self.elasticity = smoothed_elasticity(incomes, rates, self.elasticity, self.log)
+        fixed = self.game.saez_fixed_elas
+        found = bracket_rates(incomes, self.cutoffs, self.elasticity if fixed is None else F(fixed))
+        self.rates = [min(max(F(rate), F(0)), limit) for rate in found]
+        self.average_rates = [
+            F(0.99) * mean + F(0.01) * rate for mean, rate in zip(self.average_rates, self.rates, strict=True)
+        ]
 
     # ------------------------------------------------------------------ what agents see
 
@@ -294,6 +317,8 @@ class GatherTradeBuildOracle:
             for of, dtype in zip(names, (np.int32, F), strict=True)
             for name in of
         }
+        if self.game.tax_model == "saez":
+            found |= {name: np.array(getattr(self, name), F) for name in ("elasticity", "average_rates")}
         return {**found, "tile": tile, "utility": np.array(self.worth, F)}
 
     def orders(self):

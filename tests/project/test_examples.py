@@ -126,8 +126,9 @@ def test_commons(device: str, tmp_path: Path) -> None:
 
 def test_economy_taxes(device: str, tmp_path: Path) -> None:
     arguments = ["--total-steps", "240", "--num-envs", "3", "--num-steps", "20", "--max-steps", "40", "--period", "10"]
+    arguments += ["--saez-buffer-size", "20"]
     said = run(tmp_path, "economy_taxes.py", *arguments, "--episodes", "3", "--device", device)
-    for taxes in ("planner", "free_market", "us_federal"):
+    for taxes in ("planner", "free_market", "us_federal", "saez"):
         productivity, equality = numbers(taxes + r" +trained +([\d.]+) +([\d.]+)", said)
         assert productivity >= 0 and 0 <= equality <= 1
 

@@ -176,6 +176,33 @@ def test_a_test_over_the_cpu_limit_fails_unless_it_is_marked_slow(tmp_path):
     assert done.stdout.count("more than 0.3: mark the test slow") >= 2
 
 
+OF_A_GPU = """
+import pytest
+
+@pytest.mark.gpu
+def test_on_a_gpu():
+    pass
+
+def test_anywhere(device):
+    assert device == "cpu"
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="torch finds a GPU")
+@pytest.mark.parametrize("processes", [0, 2])
+def test_without_a_gpu_its_tests_are_left_out_and_counted(processes, tmp_path):
+    (tmp_path / "test_kinds.py").write_text(OF_A_GPU)
+    (tmp_path / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu: a\n")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-m", "pytest", "-n", str(processes), "-p", "no:cacheprovider", str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert "left out: 2 tests of NVIDIA GPUs" in done.stdout and "1 passed" in done.stdout
+    assert "skipped" not in done.stdout
+
+
 def test_of_each_value_one_case_runs_with_every_change_and_the_rest_is_exhaustive():
     cases = [(name, n) for name in ("a", "b", "c") for n in (1, 2, 3)]
     params = slow_but([("b", 1)], cases)

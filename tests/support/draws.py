@@ -26,10 +26,10 @@ def step_below(env: VecEnv, e: int, step: int) -> Callable[[int, int], int]:
     return below
 
 
-def step_uniform(env: VecEnv, e: int, step: int) -> Callable[[int], float]:
-    """Likewise what ``io.rng.uniform(item, 0)`` gives: item -> float."""
+def step_uniform(env: VecEnv, e: int, step: int, draw: int = 0) -> Callable[[int], float]:
+    """Likewise what ``io.rng.uniform(item, draw)`` gives: item -> float."""
     words_of = _words(env, e, step)
-    return lambda item: (words_of(0, item)[0] >> 8) / 2**24
+    return lambda item: (words_of(draw >> 2, item)[draw & 3] >> 8) / 2**24
 
 
 def order_of(below: Callable[[int, int], int], n: int) -> list[int]:

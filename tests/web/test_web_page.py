@@ -436,6 +436,29 @@ def test_webgl_draws_what_the_canvas_draws(browser, tmp_path):
     assert np.abs(one - other).mean() < 1
 
 
+def test_the_tiles_are_dark_where_the_picture_is(show):
+    tab = show(GAME, color_scheme="dark")
+    tab.click("#tiles")
+    tab.wait_for_function("() => page.mosaic.steps > 0")
+    tab.click("#play")
+    tab.focus("canvas.tiles")
+    background = """() => {
+        const { mosaic } = page;
+        while (mosaic.unpainted > 0) mosaic.frame(0, false);
+        mosaic.painter.flush();
+        const { width, height } = mosaic.canvas;
+        const context = Object.assign(document.createElement("canvas"), { width, height }).getContext("2d");
+        context.drawImage(mosaic.canvas, 0, 0);
+        const counts = new Map();
+        for (const word of new Uint32Array(context.getImageData(0, 0, width, height).data.buffer))
+            counts.set(word, (counts.get(word) ?? 0) + 1);
+        return [...counts].sort((a, b) => b[1] - a[1])[0][0] & 255;
+    }"""
+    assert tab.evaluate(background) < 40
+    tab.keyboard.press("b")
+    assert tab.evaluate(background) == 255
+
+
 def test_a_frame_of_another_page_shows_the_many_environments_alone(show):
     tab = show(GAME, viewport={"width": 480, "height": 560}, reduced_motion="no-preference")
     tab.goto(f"{tab.url}#1024")
