@@ -465,7 +465,8 @@ class Page extends Player {
   }
 
   escape() {
-    if (this.left) this.tiles(true);
+    if (!$("formats").hidden) super.escape();
+    else if (this.left) this.tiles(true);
     else if (this.simulation.steered !== null) this.steer(null);
     else super.escape();
   }

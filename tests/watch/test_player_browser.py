@@ -1,11 +1,13 @@
 """The page that plays films, in a real browser: headless Chromium, driven by Playwright."""
 
 import base64
+import io
 import math
 import os
 
 import numpy as np
 import pytest
+from PIL import Image, ImageSequence
 from support.browser import ARGUMENTS, CHROMIUM, PHONE, require_browser, sync_api
 from support.films import chase, film, played
 
@@ -186,21 +188,32 @@ def test_the_full_window_has_the_picture_and_the_bar_alone(show, hunt):
     assert tab.locator("h1").is_visible()
 
 
-def test_a_film_is_saved_with_all_steps_and_motion_between_them(show, browser, tmp_path):
+def saved_film(tab, label, name):
+    """The bytes of a film that is saved by the keyboard."""
+    tab.focus("#save")
+    tab.keyboard.press("Enter")
+    tab.locator("#formats button").first.wait_for()
+    if label not in tab.locator("#formats button").all_inner_texts():
+        pytest.skip(f"this Chromium encodes no {label}")
+    with tab.expect_download() as saved:
+        tab.locator("#formats button", has_text=label).press("Enter")
+    assert saved.value.suggested_filename == name
+    return saved.value.path().read_bytes()
+
+
+@pytest.mark.parametrize("kind, label", [("webm", "WebM"), ("mp4", "MP4")])
+def test_a_film_is_saved_with_all_steps_and_motion_between_them(show, browser, kind, label):
     drawings = [Drawing((0, 100, 0, 100), [Circle(10 + 20 * step, 50, 9, BLUE, 0)], 300, 300) for step in range(3)]
     tab = show(film(drawings, {"walker": 1}, fps=2))
-    with tab.expect_download() as saved:
-        tab.locator("#save").click()
-    assert saved.value.suggested_filename == "films.webm"
-    content = base64.b64encode(saved.value.path().read_bytes()).decode()
+    content = base64.b64encode(saved_film(tab, label, f"films.{kind}")).decode()
     other = browser.new_page()
     seen = other.evaluate(
-        """async (content) => {
+        """async ([kind, content]) => {
             const video = document.createElement("video");
             const loaded = new Promise((resolve, reject) => {
                 Object.assign(video, { onloadeddata: resolve, onerror: reject });
             });
-            video.src = `data:video/webm;base64,${content}`;
+            video.src = `data:video/${kind};base64,${content}`;
             await loaded;
             const canvas = new OffscreenCanvas(video.videoWidth, video.videoHeight);
             const context = canvas.getContext("2d", { willReadFrequently: true });
@@ -222,12 +235,32 @@ def test_a_film_is_saved_with_all_steps_and_motion_between_them(show, browser, t
             }
             return { duration: video.duration, size: [canvas.width, canvas.height], places };
         }""",
-        content,
+        [kind, content],
     )
     other.close()
     assert seen["duration"] == pytest.approx(31 / 30, abs=0.002) and seen["size"] == [960, 960]
     # A frame is a thirtieth of a second, in which the disc moves by 1.3.
     assert seen["places"] == pytest.approx([20, 30, 50, 10], abs=1.4)
+    assert player(tab, "step") == 0
+
+
+def test_without_an_encoder_of_the_browser_a_film_is_a_gif(show):
+    drawings = [Drawing((0, 100, 0, 100), [Circle(10 + 20 * step, 50, 9, BLUE, 0)], 300, 300) for step in range(3)]
+    tab = show(film(drawings, {"walker": 1}, fps=2))
+    tab.evaluate("delete globalThis.VideoEncoder")
+    tab.click("#save")
+    assert tab.locator("#formats button").all_inner_texts() == ["GIF"]
+    tab.keyboard.press("Escape")
+    assert tab.locator("#formats").is_hidden() and tab.evaluate("document.activeElement.id") == "save"
+    image = Image.open(io.BytesIO(saved_film(tab, "GIF", "films.gif")))
+    places, times = [], []
+    for frame in ImageSequence.Iterator(image):
+        blue = np.flatnonzero(np.asarray(frame.convert("RGB"))[240, :, 0] < 90)
+        places.append(100 * (blue[0] + blue[-1]) / 2 / 480)
+        times.append(frame.info["duration"])
+    # Twenty pictures a second, from the first step to the last one; an edge is half a pixel off at most.
+    assert image.size == (480, 480) and times == [50] * 21
+    assert places == pytest.approx([10 + 2 * k for k in range(21)], abs=0.3)
     assert player(tab, "step") == 0
 
 

@@ -23,7 +23,10 @@ from gpu_vecenv.watch.inline_page import inline_page, read
 SUBPIXELS = 32  # position units per pixel
 MAX_PIXELS = 1e6  # positions are clipped to this distance from the upper left corner
 # Of all players, see player_script; a page's own scripts follow.
-PLAYER_SCRIPTS = ("elements.js", "paint.js", "stage.js", "events.js", "webm.js", "save.js", "player.js")
+PLAYER_SCRIPTS = (
+    *("elements.js", "paint.js", "stage.js", "events.js"),
+    *("bytes.js", "webm.js", "mp4.js", "gif.js", "save.js", "player.js"),
+)
 SCRIPTS = ("film.js", "plot.js", "page.js")
 FOLDER = Path(__file__).parent
 

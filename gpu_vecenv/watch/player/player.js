@@ -37,7 +37,6 @@ class Player {
     this.setSpeed(1);
     this.#listen();
     $("view").hidden = false;
-    $("save").hidden = !canSave();
   }
 
   // ------------------------------------------------------------------ what players differ in
@@ -197,12 +196,31 @@ class Player {
     $("loop").setAttribute("aria-pressed", loop);
   }
 
-  // Saves a film of all known steps at the present speed, as they are shown; again: stops that.
-  async save() {
-    if (this.saving) {
-      this.saving = null;
-      return;
+  // Offers the films that the browser can make, or takes the offer back; while one is saved: stops that.
+  async offerFilms() {
+    const isOffered = $("save").ariaExpanded === "true";
+    if (this.saving) this.saving = null;
+    else if (isOffered) this.#closeFormats();
+    else {
+      $("save").ariaExpanded = "true";
+      const names = await usableFilms();
+      $("formats").replaceChildren(
+        ...names.map((name) => element("button", { type: "button", textContent: FILMS[name].label, onclick: () => this.save(name) })),
+      );
+      $("formats").hidden = false;
+      $("formats").firstChild.focus();
     }
+  }
+
+  #closeFormats() {
+    if ($("formats").contains(document.activeElement)) $("save").focus();
+    $("formats").hidden = true;
+    $("save").ariaExpanded = "false";
+  }
+
+  // Saves a film of all known steps at the present speed, as they are shown. name: of FILMS.
+  async save(name) {
+    this.#closeFormats();
     this.pause();
     const { step } = this.viewState;
     const saving = (this.saving = {});
@@ -212,21 +230,21 @@ class Player {
     };
     $("save").setAttribute("aria-pressed", true);
     try {
-      const film = await savedFilm(this, (share) => {
+      const film = await savedFilm(this, name, (share) => {
         note(`Saving the film: ${Math.round(100 * share)} %. Press the button again to stop.`);
         return this.saving === saving && !this.playing;
       });
       note("");
       if (film) {
-        const url = URL.createObjectURL(new Blob([film], { type: "video/webm" }));
-        element("a", { href: url, download: `${document.title.replace(/[^\p{L}\p{N}]+/gu, "-").slice(0, 60)}.webm` }).click();
+        const url = URL.createObjectURL(new Blob([film], { type: FILMS[name].type }));
+        element("a", { href: url, download: `${document.title.replace(/[^\p{L}\p{N}]+/gu, "-").slice(0, 60)}.${name}` }).click();
         setTimeout(() => URL.revokeObjectURL(url), 60000);
       }
     } catch (error) {
       note(`No film could be saved: ${error.message}`);
     }
     this.saving = null;
-    $("save").setAttribute("aria-pressed", false);
+    $("save").removeAttribute("aria-pressed");
     this.seek(step);
   }
 
@@ -407,7 +425,10 @@ class Player {
     click("back", () => this.stepBy(-1));
     click("forward", () => this.stepBy(1));
     click("loop", () => this.setLoop(!this.loop));
-    click("save", () => this.save());
+    click("save", () => this.offerFilms());
+    $("formats").addEventListener("focusout", ({ relatedTarget }) => {
+      if (relatedTarget !== $("save") && !$("formats").contains(relatedTarget)) this.#closeFormats();
+    });
     click("wide", () => this.setWide(!document.body.classList.contains("wide")));
     click("trails", () => this.setTrails(!this.viewState.trails));
     click("dark", () => this.setDark(!this.viewState.dark));
@@ -460,7 +481,8 @@ class Player {
   }
 
   escape() {
-    if (document.body.classList.contains("wide")) this.setWide(false);
+    if (!$("formats").hidden) this.#closeFormats();
+    else if (document.body.classList.contains("wide")) this.setWide(false);
     else if (this.viewState.followed === null) this.viewState.change({ zoom: 1, x: 0.5, y: 0.5 });
     else this.follow(null);
   }

@@ -1,20 +1,5 @@
 // WebM files with one track of video: https://www.matroska.org/technical/elements.html
 
-const joined = (parts) => {
-  const all = new Uint8Array(parts.reduce((sum, { length }) => sum + length, 0));
-  let at = 0;
-  for (const part of parts) {
-    all.set(part, at);
-    at += part.length;
-  }
-  return all;
-};
-
-// Bytes of a whole number, the highest first.
-function bigEndian(value, width) {
-  return Uint8Array.from({ length: width }, (_, k) => Math.floor(value / 256 ** (width - 1 - k)) % 256);
-}
-
 function float64Bytes(value) {
   const view = new DataView(new ArrayBuffer(8));
   view.setFloat64(0, value);
