@@ -50,7 +50,7 @@ LAYOUTS: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True)
 class Harvest(Commons):
-    """Players eat apples, which grow again only near others. Rules and defaults of Melting Pot's commons_harvest__open."""
+    """Players eat apples, which grow only near others. Rules and defaults of Melting Pot's commons_harvest__open."""
 
     layout_name: LayoutName = "open"  # the map
     regrowth_radius: int = param(2, low=1, high=8)  # how far away apples count, in a straight line

@@ -98,9 +98,9 @@ def _table(game: Env, results: Results, note: str, *labels: str) -> Table:
     title = f"{game.name()}: {counted(first['episodes'], 'episode')}{' each' if len(results) > 1 else ''}"
     if len(results) == 1 and "distinct_episodes" in first:
         title += f", {counted(first['distinct_episodes'], 'distinct episode')}"
+    title += note and f"; {note}"
     if game.termination_label != Env.termination_label:
         title += f"; {Env.termination_label}: {game.termination_label}"
-    title += note and f"; {note}"
     table = Table(title=Text(printable(title)))
     for label in labels:
         table.add_column(label, no_wrap=True)
