@@ -133,7 +133,7 @@ def test_end_on_nonfinite_does_not_change_finite_results(name, device):
 @pytest.mark.parametrize("name", GAMES)
 def test_every_float_field_of_every_game_is_checked(name, device):
     game = gpu_vecenv.configure(name)
-    fields = [field for field in game.state if field.dtype.kind == "f" and not field.shared]
+    fields = [field for field in game.layout.fields if field.dtype.kind == "f" and not field.shared]
     for field in fields:
         env = VecEnv(game, 4, device, end_on_nonfinite=True)
         env.reset(seed=1)

@@ -332,7 +332,7 @@ def test_reset_writes_everything_that_an_episode_reads(game, device):
     """Whatever the state was before; reset leaves only the episode statistics."""
     env, fresh = VecEnv(game, 8, device), VecEnv(game, 8, device)
     env.reset(seed=1)
-    names = [f"state_{f.name}" for f in game.state if not f.shared]
+    names = [f"state_{f.name}" for f in game.layout.fields if not f.shared]
     names += [n for n in env.data if n.startswith("machine_") and n.removeprefix("engine_") not in STATISTICS]
     for name in names:
         env.data[name][3].view(torch.uint8).fill_(0xFF)

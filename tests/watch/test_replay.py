@@ -123,7 +123,7 @@ def test_a_file_gives_the_episode_again(name, device, tmp_path):
 
 
 def _state(env, env_index):
-    fields = {f.name: env.state[f.name] if f.shared else env.state[f.name][env_index] for f in env.game.state}
+    fields = {f.name: env.state[f.name] if f.shared else env.state[f.name][env_index] for f in env.layout.fields}
     tensors = {"elapsed_steps": env.elapsed_steps[env_index], "active": env.active[env_index], **fields}
     return {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
 
