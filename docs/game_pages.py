@@ -123,6 +123,8 @@ def states(game: Env) -> str:
         text = meaning(beside.get(field.name, ""))
         if field.shared:
             text += "; shared by all environments" if text else "shared by all environments"
+        if field.when:
+            text += f"; where `{field.when}` is True"
         rows.append([f"`{field.name}`", field.dtype, shape, text])
     return table(["field", "dtype", "shape in one environment", "meaning"], rows)
 
