@@ -58,7 +58,7 @@ def trajectory(env: VecEnv, seed=5, steps=25) -> list[torch.Tensor]:
     for _ in range(steps):
         *tensors, info = env.step(env.sample_actions())
         outputs += [tensor.clone() for tensor in (*tensors, info["active"])]
-        outputs += [env.state[field.name].clone() for field in env.layout.fields]
+        outputs += [env.state[field.name].clone() for field in env.game.state if field.name in env.state]
     return outputs
 
 
