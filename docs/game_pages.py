@@ -18,12 +18,10 @@ from typing import Any, Literal
 import numpy as np
 from gymnasium.spaces import Box
 
-import gpu_vecenv
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.envs.registry import GAMES, gymnasium_id, versions
 from gpu_vecenv.train.game_policy import GamePolicy, load_policy
 from gpu_vecenv.train.opponents_config import OpponentsConfig
-from gpu_vecenv.views.frames import Frames
 from gpu_vecenv.web.page import game_page
 
 SECTION = re.compile(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
@@ -32,8 +30,6 @@ OBSERVATION = re.compile(r"^\*\*Observation\*\*([^\n]*(?:\n(?!\n|\|)[^\n]*)*)\n\
 PARAMETERS = re.compile(r"^\| parameter \|[^\n]*\n(?:\|[^\n]*\n)+\n?", re.MULTILINE)
 RELATIVE = re.compile(r"\]\((?=[\w./-]+\.md[#)])")  # links to other pages
 POLICIES = Path(__file__).parent / "results" / "policies"
-DOCS = Path(__file__).parent
-STEPS = 25  # from the reset to the picture of a game
 
 
 def sections(rules: str) -> dict[str, str]:
@@ -241,20 +237,6 @@ def described(space: Any) -> str:
     return f"`{space}`"
 
 
-def picture(game: Env, path: Path) -> None:
-    """A PNG of one environment after some steps of a random policy, or at the end of its episode."""
-    import pygame
-
-    env = gpu_vecenv.make(game, 1, "cpu", autoreset_mode="disabled")
-    env.reset(seed=7)
-    for _ in range(STEPS):
-        _, _, terminations, truncations, _ = env.step(env.sample_actions())
-        if bool((terminations | truncations).all()):
-            break
-    frame = Frames(env)[0]
-    pygame.image.save(pygame.surfarray.make_surface(frame.swapaxes(0, 1)), str(path))
-
-
 def trained(name: str) -> GamePolicy | None:
     """The policies of ``docs/results/policies``, if they have this game."""
     path = POLICIES / f"{name}.safetensors"
@@ -399,17 +381,16 @@ def anchor(heading: str) -> str:
 
 
 def overview(rules: str) -> str:
-    """``games.md`` as a page of the site: instead of each game's rules its picture, and the way to its page."""
+    """``games.md`` as a page of the site: instead of each game's rules its film, and the way to its page."""
 
     def short(found: re.Match[str]) -> str:
         heading, body = found.groups()
         if heading not in GAMES:
             return found[0]
         summary = body.strip().partition("\n\n")[0]
-        film = f"films/{heading}.gif"
         return f"""## {heading}
 
-:::{{image}} {film if (DOCS / film).exists() else f"games/{heading}.png"}
+:::{{image}} films/{heading}.gif
 :alt: one environment of {heading}
 :class: thumbnail
 :target: games/{heading}.html
@@ -431,14 +412,13 @@ def links_to_play() -> str:
 
 
 def write(docs: Path, folder: Path) -> None:
-    """Write all pages and pictures; files that are right already stay as they are."""
+    """Write all pages; files that are right already stay as they are."""
     folder.mkdir(exist_ok=True)
     rules = (docs / "games.md").read_text(encoding="utf-8")
-    for name, kind in GAMES.items():
+    for name in GAMES:
         path, text = folder / f"{name}.md", page(name, rules)
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
-        picture(kind(), folder / f"{name}.png")
 
 
 def write_playable(folder: Path) -> None:

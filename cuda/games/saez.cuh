@@ -16,7 +16,7 @@ HD double least(double a, double b) { return a < b ? a : b; }
 HD double greatest(double a, double b) { return a > b ? a : b; }
 HD double welfare_weight(double income) { return UNIFORM_WEIGHTS ? 1.0 : 1.0 / greatest(1.0, income); }
 
-// The samples are a ring. The count of one that is full goes on, up to twice its size and then back.
+// The samples are a ring. The count of a full one is between its size and twice that; the remainder is the next place.
 template <class S>
 HD int num_samples(S s) {
     return math::min(s.saez_count[0], SAEZ_BUFFER_SIZE);

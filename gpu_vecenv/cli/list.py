@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gpu_vecenv.cli.options import Command
-from gpu_vecenv.envs.registry import GAMES
+from gpu_vecenv.envs.registry import GAMES, game_summary
 from gpu_vecenv.escapes import printable
 
 
@@ -22,6 +22,6 @@ class List(Command):
         table = Table("game", "roles", "description")
         for name, game in sorted(GAMES.items()):
             roles = ", ".join(f"{role}: {count}" for role, count in game().roles.items())
-            cells = name, roles, (game.__doc__ or "").strip().splitlines()[0].replace("`", "")
+            cells = name, roles, game_summary(game)
             table.add_row(*(Text(printable(cell)) for cell in cells))
         Console().print(table)

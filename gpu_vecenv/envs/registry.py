@@ -205,6 +205,11 @@ def game_argument(game: type[Env]) -> str | None:
     return f"{path}:{game.__name__}" if len(_games_of(module)) > 1 else str(path)
 
 
+def game_summary(game: type[Env]) -> str:
+    """The first line of a game's documentation as plain text; empty without any."""
+    return (game.__doc__ or "").strip().partition("\n")[0].replace("`", "")
+
+
 def _games_of(module: ModuleType) -> dict[str, type[Env]]:
     """Name -> class of the games that a module itself defines."""
     return {

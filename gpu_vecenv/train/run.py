@@ -35,6 +35,7 @@ from gpu_vecenv.train.run_folder import (
     RunConfig,
     check_free,
     locked,
+    resume_command,
     seed_folder,
     write_json,
 )
@@ -260,9 +261,8 @@ def _stopped(console: Console, code: int, saved: str, folder: Path) -> int:
     """Print what stopped the training and how to resume it; its exit code."""
     name = signal.Signals(code - 128).name if code > 128 else "another process"
     _print_line(console, f"{name}: saved {saved}")
-    command = f"gpu-vecenv train --resume {shlex.quote(str(folder))}"
     by_command = any(folder.glob(SETTINGS)) or any(folder.glob(f"seed-*/{SETTINGS}"))
-    _print_line(console, f"resume with: {command if by_command else 'the same call and resume=True'}")
+    _print_line(console, f"resume with: {resume_command(folder) if by_command else 'the same call and resume=True'}")
     return code
 
 

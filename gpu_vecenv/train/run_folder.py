@@ -219,12 +219,16 @@ def read_seeds(folder: Path) -> list[int] | None:
     return list(seeds)
 
 
+def resume_command(folder: Path) -> str:
+    """The command that resumes a run, or runs of several seeds."""
+    return f"gpu-vecenv train --resume {shlex.quote(str(folder))}"
+
+
 def check_free(folder: Path) -> None:
     """Raise ConfigError if the folder has a run, or runs of several seeds, with any checkpoint."""
     for one in (folder, *folder.glob("seed-*")):
         if CheckpointFolder(one / CHECKPOINTS).begun():
-            command = f"gpu-vecenv train --resume {shlex.quote(str(folder))}"
-            raise ConfigError(f"{folder} already has a run; use another folder, or resume it: {command}")
+            raise ConfigError(f"{folder} already has a run; use another folder, or resume it: {resume_command(folder)}")
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -283,6 +284,18 @@ def rasterise(drawing: Drawing) -> Image:
     smooth = pygame.transform.smoothscale(canvas, (drawing.width, drawing.height))
     pixels = np.frombuffer(pygame.image.tobytes(smooth, "RGB"), np.uint8)  # faster than surfarray, which transposes
     return pixels.reshape(drawing.height, drawing.width, 3).copy()
+
+
+def png(image: Image) -> bytes:
+    """An image, (height, width, 3) uint8, as a PNG file.
+
+    Raises:
+        gymnasium.error.DependencyNotInstalled: pygame is missing.
+    """
+    pygame, file = _pygame(), io.BytesIO()
+    height, width, _ = image.shape
+    pygame.image.save(pygame.image.frombytes(image.tobytes(), (width, height), "RGB"), file, ".png")
+    return file.getvalue()
 
 
 def _stroke(start: np.ndarray[Any, Any], end: np.ndarray[Any, Any], radius: float) -> np.ndarray[Any, Any]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import html
-import struct
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,11 +12,11 @@ from gymnasium.error import DependencyNotInstalled
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.train.evaluation import RolePolicy
 from gpu_vecenv.train.game_policy import GamePolicy
-from gpu_vecenv.views.frames import drawing_of, rasterise, tiled
+from gpu_vecenv.views.frames import drawing_of, png, rasterise, tiled
 from gpu_vecenv.watch.player import page
 from gpu_vecenv.watch.recording import record
 from gpu_vecenv.watch.replay import film, play
-from gpu_vecenv.watch.replay_file import Array, Replay
+from gpu_vecenv.watch.replay_file import Replay
 
 PICTURES = 4  # of an episode
 HEIGHT = 760  # pixels of the page
@@ -81,16 +79,3 @@ def watch(
         1
     """
     return EpisodeView(record(env, role_policies, episodes=episodes, seed=seed, greedy=greedy), title)
-
-
-def png(image: Array) -> bytes:
-    """A picture (height, width, 3) uint8 as a PNG file."""
-    height, width, _ = image.shape
-    rows = np.concatenate([np.zeros((height, 1), np.uint8), image.reshape(height, -1)], axis=1)  # 0: no filter
-
-    def chunk(kind: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    parts = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows.tobytes(), 9)) + chunk(b"IEND", b"")
-    return b"\x89PNG\r\n\x1a\n" + parts

@@ -436,13 +436,13 @@ class _Function:
             self.refuse(node)
         values = {str(keyword.arg): self(keyword.value) for keyword in keywords}
         try:
-            parameters = inspect.signature(callee).parameters
+            signature = inspect.signature(callee)
             if any(isinstance(argument, ast.Starred) for argument in node.args):
-                positional, names = self.before_keywords(node, parameters, values)
+                positional, names = self.before_keywords(node, signature.parameters, values)
             else:
-                inspect.signature(callee).bind(*node.args, **values)
+                signature.bind(*node.args, **values)
                 positional = [self(argument) for argument in node.args]
-                names = list(parameters)[len(positional) :]
+                names = list(signature.parameters)[len(positional) :]
         except (TypeError, ValueError):
             self.refuse(node)
         last = max(names.index(name) for name in values)

@@ -252,7 +252,7 @@ class Page extends Player {
 
   setDark(dark) {
     super.setDark(dark);
-    this.mosaic?.fit();
+    (this.mosaic ?? this.left)?.fit();
   }
 
   // Shows many environments at once, those that a zoom left or new ones, or one again.

@@ -12,6 +12,7 @@ from typing import Any
 from gpu_vecenv._version import __version__
 from gpu_vecenv.declare.arguments import check_kind
 from gpu_vecenv.declare.env import Env
+from gpu_vecenv.envs.registry import game_summary
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.game_policy import GamePolicy
 from gpu_vecenv.train.opponent_ranges import noop_of
@@ -123,7 +124,7 @@ def _content(
     }
     return {
         "title": title or name,
-        "summary": (type(game).__doc__ or roles).splitlines()[0].replace("`", ""),
+        "summary": game_summary(type(game)) or roles,
         "game": registered_name(type(game)),
         "version": game.played_version,
         "config": config,

@@ -45,14 +45,14 @@ CASES = {
         **ANYWHERE,
         "num_workers": 7,
         "tax_model": "saez",
-        "saez_buffer_size": 30,
+        "saez_buffer_size": 60,
         "tax_limit": 0.9,
         "period": 3,
         "usd_scaling": 20_000.0,
     },
     "Saez's taxes, elasticity": {
-        **{**ANYWHERE, "tax_model": "saez", "saez_buffer_size": 21, "period": 4},
-        "saez_fixed_elas": 0.3,
+        **{**ANYWHERE, "num_workers": 7, "max_steps": 90, "period": 4},
+        **{"tax_model": "saez", "saez_buffer_size": 70, "saez_fixed_elas": 0.3},
     },
     "equality counts less": {**ANYWHERE, "mixing_weight_gini_vs_coin": 0.3},
 }

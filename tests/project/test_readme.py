@@ -75,6 +75,7 @@ def commands() -> list[str]:
 
 
 COMMAND_LINES = commands()
+BUNDLED = tuple(GAMES)  # other tests of this process register games of their own
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -217,7 +218,7 @@ def test_the_readme_is_short_and_its_pictures_are_here() -> None:
     assert len(linked) > 20 and all(file.is_file() for file in files), linked
     films = {file.stem: file.stat().st_size for file in (ROOT / "docs" / "films").glob("*.gif")}
     assert films["front"] < 2_000_000 and all(size < 500_000 for size in films.values())
-    assert {name for name in GAMES if name not in films} == set(), "python docs/films.py RUNS"
+    assert {name for name in BUNDLED if name not in films} == set(), "python docs/films.py RUNS"
 
 
 def test_no_page_names_an_address_that_the_project_lacks() -> None:

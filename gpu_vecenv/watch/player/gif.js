@@ -71,8 +71,6 @@ class GifFile {
   }
 }
 
-const ascii = (text) => new TextEncoder().encode(text);
-
 // At most `most` colours (blue, green and red bytes of a number) for counted ones, and the index of each of these among
 // them. Median cut: the box with the widest range, weighted by its pixels, is halved where half of these lie on each side.
 function fewColours(counts, most) {

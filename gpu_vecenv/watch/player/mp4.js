@@ -2,11 +2,10 @@
 
 const MATRIX = [0x10000, 0, 0, 0, 0x10000, 0, 0, 0, 0x40000000];
 
-// A box: its size, its type, its content; numbers have 32 bits.
+// A box: its size, its type, its content.
 function mp4Box(type, ...content) {
-  const parts = content.map((one) => (typeof one === "number" ? bigEndian(one, 4) : typeof one === "string" ? new TextEncoder().encode(one) : one));
-  const body = joined(parts);
-  return joined([bigEndian(body.length + 8, 4), new TextEncoder().encode(type), body]);
+  const body = contents(content);
+  return joined([bigEndian(body.length + 8, 4), ascii(type), body]);
 }
 
 // A file of encoded frames, {data, key} each, shown for 1 / fps seconds. description: the encoder's AVCDecoderConfigurationRecord.

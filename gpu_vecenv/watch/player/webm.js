@@ -8,7 +8,7 @@ function float64Bytes(value) {
 
 // An element: its id, its size in eight bytes, its content.
 function ebml(id, ...content) {
-  const body = joined(content.map((one) => (typeof one === "number" ? bigEndian(one, 4) : typeof one === "string" ? new TextEncoder().encode(one) : one)));
+  const body = contents(content);
   const width = id > 0xffffff ? 4 : id > 0xffff ? 3 : id > 0xff ? 2 : 1;
   return joined([bigEndian(id, width), Uint8Array.of(1), bigEndian(body.length, 7), body]);
 }
