@@ -544,7 +544,7 @@ def test_a_bad_numpy_action_is_refused_and_changes_nothing(device):
     good = np.zeros(15, np.int64)
     bad = good.copy()
     bad[7] = 5
-    with pytest.raises(InvalidActionError, match=r"environment 1, agent tagger_2.*5; expected 0 to size - 1"):
+    with pytest.raises(InvalidActionError, match=r"environment 1, agent tagger_2.*5; expected 0 to 4$"):
         env.step(bad)
     for actions in (
         good + 0.5,
