@@ -152,7 +152,7 @@ class Train(DeviceOptions, Generic[GameT, ConfigT]):
             how["curriculum"] = curriculum_of(self.schedules)
             with errors_name_options():
                 trainers = [Trainer(make_env(), self.learner, seed=seed, **how) for seed in seeds]
-            make_selection(trainers[0], self.run)  # raises for wrong names before anything is written
+            selection = make_selection(trainers[0], self.run)  # raises for wrong names before anything is written
             folder = self.out or _new_folder(game.name())
             settings = {"format": RUN_FORMAT, "game": game.name(), "device": self.device, "graphs": self.graphs}
             settings[GAME_FILE_KEY] = game_file_settings(self.game_name, game)
@@ -160,7 +160,11 @@ class Train(DeviceOptions, Generic[GameT, ConfigT]):
             settings["curriculum"] = stored_curriculum(self.schedules)
             settings["opponents"] = self.opposition.settings()
             scripts = tuple(script.text for script in parsed_scripts(self.run.eval_scripts))
-            settings["run"] = dataclasses.asdict(dataclasses.replace(self.run, eval_scripts=scripts))
+            # A resumed run that is longer compares its checkpoints by as many episodes as before.
+            settings["run"] = dataclasses.asdict(self.run) | {
+                "eval_scripts": scripts,
+                "best_episodes": selection.episodes,
+            }
             how = {"of_seeds": self.seeds is not None, "watch": self.watch, "settings": settings}
             return _train(trainers, folder, self.run, self.game_name, **how)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -14,8 +15,9 @@ from gpu_vecenv.declare.env import Env
 from gpu_vecenv.errors import counted
 from gpu_vecenv.escapes import printable
 from gpu_vecenv.progress import OnProgress, no_progress, part
-from gpu_vecenv.train.evaluation import RolePolicy, evaluate
+from gpu_vecenv.train.evaluation import Evaluator, RolePolicy
 from gpu_vecenv.train.evaluation_curves import ALL_RANDOM
+from gpu_vecenv.train.evaluation_sizes import num_envs_for
 from gpu_vecenv.train.fixed_opponents import FixedOpponents
 from gpu_vecenv.train.seed_statistics import bootstrap_interval
 from gpu_vecenv.train.trainer import Trainer
@@ -25,19 +27,28 @@ SEED_STATISTICS = {"IQM": "interquartile_mean", "IQM, low": "interval_low", "IQM
 Results: TypeAlias = Mapping[str, Mapping[str, float]]  # pairing -> what ``evaluate`` returns
 
 
-def evaluations(
-    trainer: Trainer, opponents: FixedOpponents, episodes: int, on_progress: OnProgress = no_progress
-) -> dict[str, dict[str, float]]:
-    """Evaluations with all roles random, of each match against a fixed opponent, and with all roles trained."""
+def pairings_of(trainer: Trainer, opponents: FixedOpponents) -> dict[str, Mapping[str, RolePolicy]]:
+    """Name -> actors: all roles random, each match against a fixed opponent, and all roles trained."""
     pairings: dict[str, Mapping[str, RolePolicy]] = {
         ALL_RANDOM: trainer.role_policies(list(trainer.env.game.layout.roles))
     }
     pairings |= {match.name: opponents.role_policies(match) for match in opponents.matches if opponents.replaces(match)}
     pairings[ALL_TRAINED] = trainer.role_policies()
-    return {
-        name: evaluate(trainer.env, actors, episodes, on_progress=part(on_progress, index, len(pairings), name))
-        for index, (name, actors) in enumerate(pairings.items())
-    }
+    return pairings
+
+
+def evaluations(
+    trainer: Trainer,
+    pairings: Mapping[str, Mapping[str, RolePolicy]],
+    episodes: int,
+    on_progress: OnProgress = no_progress,
+) -> dict[str, dict[str, float]]:
+    """What ``evaluate`` returns of each pairing; all are played in one copy of the trainer's environment."""
+    with contextlib.closing(Evaluator(trainer.env, num_envs_for(trainer.env, episodes))) as evaluator:
+        return {
+            name: evaluator(actors, episodes, on_progress=part(on_progress, index, len(pairings), name))
+            for index, (name, actors) in enumerate(pairings.items())
+        }
 
 
 def evaluation_table(game: Env, results: Results, note: str = "") -> Table:

@@ -23,6 +23,7 @@ from gpu_vecenv.progress import OnProgress, ProgressDisplay, line_interval, no_p
 from gpu_vecenv.train.checkpoint import BEST, CHECKPOINTS
 from gpu_vecenv.train.distributed import World
 from gpu_vecenv.train.evaluation_curves import EVALUATION_FILE, EVALUATIONS_FILE
+from gpu_vecenv.train.evaluation_sizes import EPISODES
 from gpu_vecenv.train.evaluation_tables import Results, evaluation_table, seeds_table, summary_of_seeds
 from gpu_vecenv.train.host_kernels import HostKernels
 from gpu_vecenv.train.parallel_trainers import ParallelTrainers
@@ -266,7 +267,18 @@ def _stopped(console: Console, code: int, saved: str, folder: Path) -> int:
     return code
 
 
+def _print_evaluations(console: Console, one: Run, seeds: int = 1) -> None:
+    """What the evaluations after training will play, before they begin."""
+    pairings, episodes = one.pairings()
+    matches, times = len(pairings) - 2, f"{counted(seeds, 'seed')} x " * (seeds > 1)
+    against = f", {matches} against fixed opponents" * (matches > 0)
+    few = "" if one.config.episodes or episodes == EPISODES else f" ({EPISODES:,} each after a longer training)"
+    number = f"{times}{len(pairings)} x {counted(episodes, 'episode')}"
+    _print_line(console, f"evaluating {number}{few}: all random{against}, all trained")
+
+
 def _write_results(one: Run, console: Console) -> None:
+    _print_evaluations(console, one)
     with ProgressDisplay("evaluate", console) as on_progress:
         results, drawn = one.write_results(on_progress)
     console.print(evaluation_table(one.trainer.env.game, results, NOTE))
@@ -289,6 +301,7 @@ def _write_results(one: Run, console: Console) -> None:
 
 def _write_results_of_seeds(runs: Sequence[Run], folder: Path, console: Console) -> None:
     results: dict[int, Results] = {}
+    _print_evaluations(console, runs[0], len(runs))
     with ProgressDisplay("evaluate", console) as on_progress:
         for index, one in enumerate(runs):
             seed = one.trainer.seed

@@ -47,6 +47,7 @@ class Selection:
     of the episodes; all processes call the methods.
 
     Attributes:
+        episodes: Of each match.
         results: Of the last evaluation.
 
     Args:
@@ -77,7 +78,8 @@ class Selection:
             raise ConfigError(f"best_metric is {metric!r}; expected one of {', '.join(known)}")
         self._metric, self._trainer = metric, trainer
         self._share = -(-episodes // trainer.world.size)
-        self._num_episodes = self._share * trainer.world.size * len(self.opponents.matches)
+        self.episodes = self._share * trainer.world.size
+        self._num_episodes = self.episodes * len(self.opponents.matches)
         self._interval = interval
         self._evaluator: Evaluator | None = None  # made for the first score
         self.state = SelectionState()

@@ -1190,7 +1190,9 @@ def test_what_is_no_reward_function_is_refused_before_anything_is_written(source
 
 def test_settings_hold_what_the_checkpoint_does_not(trained):
     settings = json.loads((trained / "settings.json").read_text())
-    run = json.loads(json.dumps(dataclasses.asdict(RunConfig(episodes=5, checkpoint_seconds=0, digests=True))))
+    run = json.loads(
+        json.dumps(dataclasses.asdict(RunConfig(episodes=5, best_episodes=100, checkpoint_seconds=0, digests=True)))
+    )
     assert settings == {
         **{"format": 2, "game": "tag_gridworld", "device": "cpu", "graphs": True},
         **{
