@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import shlex
 import signal
 import statistics
@@ -83,7 +84,7 @@ def run(
     folder, console = Path(folder), _console(trainer.world)
     one = Run(trainer, folder, config or RunConfig())  # this and the next raise before anything is written
     line_interval()
-    with locked(folder, trainer.world, create=not resume), contextlib.closing(one):
+    with locked(folder, trainer.world, create=not resume), contextlib.closing(one), _resumable(console, folder):
         one.begin(resume=resume, settings=settings)
         _print_sizes(console, [one], folder)
         with ProgressDisplay("train", console) as on_progress, one.logging(on_progress):
@@ -144,6 +145,7 @@ def run_seeds(
         held.enter_context(locked(folder, world, create=not resume))
         if not resume:
             check_free(folder)
+        held.enter_context(_resumable(console, folder))
         for one in runs:
             held.enter_context(locked(one.folder, world, create=not resume))
             held.enter_context(contextlib.closing(one))
@@ -185,7 +187,8 @@ def _train(
     """Train, log and save until all have ended or a signal stops them: the exit code then, else 0."""
     world, config = runs[0].trainer.world, runs[0].config
     before = [one.seconds for one in runs]
-    with _stop_signal() as stop_signal:
+    when = "after this iteration" if config.log_interval == 1 else f"after at most {config.log_interval} iterations"
+    with _stop_signal(when if world.rank == 0 else None) as stop_signal:
         start = saved = time.perf_counter()
         stopped, save_due = world.all_agree(stop_signal() != 0, False)
         while (active := [one for one in runs if one.active]) and not stopped:
@@ -239,8 +242,11 @@ def _progress(active: Sequence[Run], results: Sequence[Mapping[str, Any] | NonFi
 
 
 @contextlib.contextmanager
-def _stop_signal() -> Iterator[Callable[[], int]]:
-    """Yield a function that returns the number of the received stop signal, or 0. A second signal acts as usual."""
+def _stop_signal(when: str | None) -> Iterator[Callable[[], int]]:
+    """Yield a function that returns the number of the received stop signal, or 0. A second signal acts as usual.
+
+    The first one prints at once what will happen; ``when`` says when, and is None where another process prints it.
+    """
     received = [0]
     if threading.current_thread() is not threading.main_thread():  # only the main thread can install handlers
         yield lambda: 0
@@ -249,6 +255,12 @@ def _stop_signal() -> Iterator[Callable[[], int]]:
     def handle(number: int, frame: FrameType | None) -> None:
         received[0] = number
         signal.signal(number, before[number])
+        if when is not None:
+            name = signal.Signals(number).name
+            again = "Ctrl-C again stops" if number == signal.SIGINT else f"another {name} stops"
+            text = f"\n{name}: stops {when} and saves a checkpoint; {again} at once, without one\n"
+            with contextlib.suppress(OSError):
+                os.write(2, text.encode())  # what it interrupts may be a print, in which Python's streams refuse another
 
     before: dict[int, Any] = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
@@ -262,9 +274,24 @@ def _stopped(console: Console, code: int, saved: str, folder: Path) -> int:
     """Print what stopped the training and how to resume it; its exit code."""
     name = signal.Signals(code - 128).name if code > 128 else "another process"
     _print_line(console, f"{name}: saved {saved}")
-    by_command = any(folder.glob(SETTINGS)) or any(folder.glob(f"seed-*/{SETTINGS}"))
-    _print_line(console, f"resume with: {resume_command(folder) if by_command else 'the same call and resume=True'}")
+    _print_line(console, f"resume with: {_how_to_resume(folder)}")
     return code
+
+
+def _how_to_resume(folder: Path) -> str:
+    by_command = any(folder.glob(SETTINGS)) or any(folder.glob(f"seed-*/{SETTINGS}"))
+    return resume_command(folder) if by_command else "the same call and resume=True"
+
+
+@contextlib.contextmanager
+def _resumable(console: Console, folder: Path) -> Iterator[None]:
+    """If Ctrl-C ends the block, also while it evaluates, print how to resume from the last checkpoint."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if any(folder.glob(f"{CHECKPOINTS}/*")) or any(folder.glob(f"seed-*/{CHECKPOINTS}/*")):
+            _print_line(console, f"resume from the last checkpoint with: {_how_to_resume(folder)}")
+        raise
 
 
 def _print_evaluations(console: Console, one: Run, seeds: int = 1) -> None:
