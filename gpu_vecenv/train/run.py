@@ -260,7 +260,7 @@ def _stop_signal(when: str | None) -> Iterator[Callable[[], int]]:
             again = "Ctrl-C again stops" if number == signal.SIGINT else f"another {name} stops"
             text = f"\n{name}: stops {when} and saves a checkpoint; {again} at once, without one\n"
             with contextlib.suppress(OSError):
-                os.write(2, text.encode())  # what it interrupts may be a print, in which Python's streams refuse another
+                os.write(2, text.encode())  # Python's streams refuse a print within another, which this may be
 
     before: dict[int, Any] = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
