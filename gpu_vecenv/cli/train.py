@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import io
 import itertools
 import json
 import shlex
@@ -106,9 +107,7 @@ class Train(DeviceOptions, Generic[GameT, ConfigT]):
     @classmethod
     def for_arguments(cls, arguments: Sequence[str]) -> tuple[Any, Any]:
         """With the options and preset of the game that is named first; Resume if --resume is given."""
-        selection, _ = tyro.cli(
-            _Selection, args=arguments, prog=f"{PROGRAM} train", add_help=False, return_unknown_args=True
-        )
+        selection = _Selection.of(arguments)
         if selection.resume is not None:
             return Resume, tyro.MISSING_NONPROP
         game = named_game(arguments)
@@ -255,6 +254,15 @@ class _Selection:
     population: int = 1
     frozen: tuple[str, ...] = ()
     resume: Path | None = None
+
+    @classmethod
+    def of(cls, arguments: Sequence[str]) -> _Selection:
+        """Those among the arguments; the defaults if one is wrong, which parsing all options then reports."""
+        try:
+            with contextlib.redirect_stderr(io.StringIO()):
+                return tyro.cli(cls, args=arguments, add_help=False, return_unknown_args=True)[0]
+        except SystemExit:
+            return cls(resume=Path() if "--resume" in arguments else None)
 
 
 def preset_defaults(

@@ -182,11 +182,22 @@ def test_completion_is_printed_for_shells(shell, command):
         ("replay html", "gpu-vecenv replay record tag_gridworld"),
         ("plot", "gpu-vecenv plot runs/one runs/other"),
         ("trian", "gpu-vecenv --help"),
+        ("--seed 3", "gpu-vecenv --help"),
+        ("train cartpole --algorithm nonsuch", "gpu-vecenv train cartpole --help"),
+        ("train cartpole --seeds many", "gpu-vecenv train cartpole --help"),
+        ("train --resume", "gpu-vecenv train --help"),
+        ("evaluate", "gpu-vecenv evaluate --help"),
+        ("replay record cartpole --sed 3", "gpu-vecenv replay record cartpole --help"),
+        ("export run --greedy", "gpu-vecenv export run --help"),
     ],
 )
 def test_an_error_ends_with_the_command_that_helps(words, remedy, command):
     code, output, errors = command(*words.split())
     assert (code, output) == (2, "") and errors[-1].endswith(remedy)
+    said = "\n".join(errors)
+    assert said.count("--help") <= 1, "one command that helps, of this command"
+    assert not re.search("class '|typing|dummy|misplaced", said), "names of Python, or options of other commands"
+    assert len({len(line) for line in errors[:-1]}) <= 1, "lines of a box are equally long"
 
 
 def test_version_is_the_packages(command):
