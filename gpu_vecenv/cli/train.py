@@ -39,7 +39,7 @@ from gpu_vecenv.declare.config import check_fields, param
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.envs.importing import absolute, imported
-from gpu_vecenv.envs.registry import find_game, stored_configuration
+from gpu_vecenv.envs.registry import find_game, game_argument, stored_configuration
 from gpu_vecenv.errors import CheckpointVersionError, ConfigError, UnknownGameError
 from gpu_vecenv.escapes import printable
 from gpu_vecenv.files import check_output
@@ -165,7 +165,7 @@ class Train(DeviceOptions, Generic[GameT, ConfigT]):
                 "best_episodes": selection.episodes,
             }
             how = {"of_seeds": self.seeds is not None, "watch": self.watch, "settings": settings}
-            return _train(trainers, folder, self.run, self.game_name, **how)
+            return _train(trainers, folder, self.run, **how)
 
     def _env_maker(
         self, game: Env, specs: Mapping[str, PolicySpec], device_name: str | None, world: World, runs: int
@@ -335,9 +335,8 @@ class Resume(DeviceOptions):
                 pairs = zip(folders, seeds, strict=True)
                 manifests = [found.get(folder, {**found[begun[0]], "seed": seed}) for folder, seed in pairs]
             trainers = [self._trainer(manifest, given, settings, device) for manifest in manifests]
-            game = self.game_name or settings["game"]
             how = {"of_seeds": seeds is not None, "watch": self.watch, "resume": True}
-            return _train(trainers, self.resume, run_config, game, **how)
+            return _train(trainers, self.resume, run_config, **how)
 
     def _trainer(
         self, manifest: Mapping[str, Any], given: type[Env] | None, settings: Mapping[str, Any], device: str | None
@@ -385,7 +384,6 @@ def _train(
     trainers: Sequence[Trainer],
     folder: Path,
     config: RunConfig,
-    game: str,
     *,
     of_seeds: bool,
     watch: bool,
@@ -397,7 +395,6 @@ def _train(
         trainers: One, or those of the seeds.
         folder: Of the run, or of the folders of the seeds.
         config: Output options.
-        game: The game as the command line named it.
         of_seeds: Whether each trainer has a run folder of its own.
         watch: Serve the page of the first one's run, until Ctrl-C.
         **how: ``resume`` or ``settings``.
@@ -410,7 +407,7 @@ def _train(
         how["after_row"] = None if server is None else server.update
         code = run_seeds(trainers, folder, config, **how) if of_seeds else run(trainers[0], folder, config, **how)
         if code == 0:
-            _print_how_to_play(game, trainers[0], first)
+            _print_how_to_play(trainers[0], first)
             _serve_on(server)
     return code
 
@@ -426,11 +423,12 @@ def _watched(watch: bool, trainer: Trainer, folder: Path) -> Iterator[TrainingSe
         yield server
 
 
-def _print_how_to_play(game: str, trainer: Trainer, folder: Path) -> None:
+def _print_how_to_play(trainer: Trainer, folder: Path) -> None:
     """The command that makes a page of the run, for games that have a picture and run in a browser."""
     kind = type(trainer.env.game)
     if trainer.world.rank == 0 and kind.draw is not Env.draw and kind.host:
         source = f"{folder}{':0' if trainer.populations else ''}"
+        game = game_argument(kind) or kind.name()
         command = f"gpu-vecenv web {shlex.quote(game)} --run {shlex.quote(source)} --out page"
         print(f"{'to play it':15} {printable(command)}", flush=True)
 

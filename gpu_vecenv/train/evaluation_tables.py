@@ -8,6 +8,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
+from rich.box import SIMPLE_HEAD
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -51,12 +53,12 @@ def evaluations(
         }
 
 
-def evaluation_table(game: Env, results: Results, note: str = "") -> Table:
+def evaluation_table(game: Env, results: Results, note: str = "") -> Group:
     """Results of ``evaluate`` as a table, a row each; ``note`` follows the number of episodes in its title."""
-    table = _table(game, results, note, "policies")
+    table = _table(game)
     for name, metrics in results.items():
         table.add_row(Text(printable(name)), *_cells(game, metrics))
-    return table
+    return Group(_title(game, results, note), table)
 
 
 def summary_of_seeds(game: Env, results: Sequence[Results]) -> dict[str, dict[str, dict[str, float]]]:
@@ -84,27 +86,29 @@ def summary_of_seeds(game: Env, results: Sequence[Results]) -> dict[str, dict[st
     return summary
 
 
-def seeds_table(game: Env, results: Mapping[int, Results], note: str = "") -> Table:
-    """Results by seed, with mean, worst and interquartile mean with its 95 % interval.
+def seeds_table(game: Env, results: Mapping[int, Results], note: str = "") -> Group:
+    """Results by seed below each pairing, with mean, worst and interquartile mean with its 95 % interval.
 
     Where all roles act randomly, all seeds are the same: a row for all.
     """
-    table = _table(game, next(iter(results.values())), note, "policies", "seed")
+    table = _table(game)
     for name, summary in summary_of_seeds(game, list(results.values())).items():
-        if name != ALL_RANDOM:
-            for seed, result in results.items():
-                table.add_row(Text(printable(name)), str(seed), *_cells(game, result[name]))
-        table.add_row(Text(printable(name)), "mean", *_cells(game, summary["mean"]))
-        if name != ALL_RANDOM:
-            table.add_row(Text(printable(name)), "worst", "", "", *_returns(game, summary["worst"]))
-            for label, statistic in SEED_STATISTICS.items():
-                table.add_row(Text(printable(name)), label, "", "", *_returns(game, summary[statistic]))
-        table.add_section()
-    return table
+        means, label = _cells(game, summary["mean"]), Text(printable(name))
+        if name == ALL_RANDOM:
+            table.add_row(label, *means)
+            continue
+        table.add_row(label)
+        for seed, result in results.items():
+            table.add_row(f"  seed {seed}", *_cells(game, result[name]))
+        table.add_row("  mean", *means)
+        table.add_row("  worst", "", "", *_returns(game, summary["worst"]))
+        for statistic_label, statistic in SEED_STATISTICS.items():
+            table.add_row(f"  {statistic_label}", "", "", *_returns(game, summary[statistic]))
+    return Group(_title(game, next(iter(results.values())), note), table)
 
 
-def _table(game: Env, results: Results, note: str, *labels: str) -> Table:
-    """A table without rows: columns of labels, then those of ``_cells``."""
+def _title(game: Env, results: Results, note: str) -> Text:
+    """Above a table, and not part of it: as wide as the console, however narrow the table is."""
     first = next(iter(results.values()))
     title = f"{game.name()}: {counted(first['episodes'], 'episode')}{' each' if len(results) > 1 else ''}"
     if len(results) == 1 and "distinct_episodes" in first:
@@ -112,11 +116,16 @@ def _table(game: Env, results: Results, note: str, *labels: str) -> Table:
     title += note and f"; {note}"
     if game.termination_label != Env.termination_label:
         title += f"; {Env.termination_label}: {game.termination_label}"
-    table = Table(title=Text(printable(title)))
-    for label in labels:
-        table.add_column(label, no_wrap=True)
+    return Text(printable(title))
+
+
+def _table(game: Env) -> Table:
+    """A table without rows: a column of names, then those of ``_cells``. With two roles it fits 80 columns."""
+    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("policies", no_wrap=True)
     for heading in (Env.termination_label, "steps", *_headings(game)):
-        table.add_column(Text(printable(heading)), justify="right", overflow="fold")
+        lines = "\n".join(map(printable, heading.split(", ")))
+        table.add_column(Text(lines), justify="right", overflow="fold")
     return table
 
 
@@ -126,7 +135,7 @@ def _cells(game: Env, metrics: Mapping[str, float]) -> list[str]:
 
 def _headings(game: Env) -> list[str]:
     """Of ``_returns``."""
-    return [f"{start}, {role}" for role in game.layout.roles for start in ("mean", "worst")]
+    return [f"{role}, {start}" for role in game.layout.roles for start in ("mean", "worst")]
 
 
 def _returns(game: Env, metrics: Mapping[str, float]) -> list[str]:

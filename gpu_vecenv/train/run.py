@@ -362,14 +362,19 @@ def _print_sizes(console: Console, runs: Sequence[Run], folder: Path) -> None:
     trainer = min((one.trainer for one in runs), key=lambda trainer: trainer.iteration)
     env, processes = trainer.env, trainer.world.size
     seeds = f", seeds {', '.join(str(one.trainer.seed) for one in runs)}" if len(runs) > 1 else ""
-    console.print(
-        f"{printable(repr(env.game))}\n{counted(env.num_envs * processes, 'environment')} x "
-        f"{counted(env.num_agents, 'agent')} on {env.device}"
-        f"{f' and {processes - 1} more' * (processes > 1)}{seeds}, iterations {trainer.iteration} to "
-        f"{trainer.num_iterations} of {counted(trainer.config.num_steps, 'step')}, run folder {printable(str(folder))}",
-        highlight=False,
-        markup=False,
+    left = (trainer.num_iterations - trainer.iteration) * trainer.env_steps_per_iteration
+    lines = (
+        repr(env.game),
+        f"{counted(env.num_envs * processes, 'environment')} x {counted(env.num_agents, 'agent')} on {env.device}"
+        f"{f' and {processes - 1} more' * (processes > 1)}{seeds}, run folder {folder}",
+        f"iterations {trainer.iteration + 1} to {trainer.num_iterations} of {counted(trainer.config.num_steps, 'step')}"
+        f": {counted(left, 'env-step')} (a step of one environment), "
+        f"{counted(left * env.num_agents, 'agent-step')} (of one agent)"
+        if left
+        else "all iterations are done",
     )
+    for line in lines:
+        console.print(printable(line), highlight=False, markup=False)
     if env.device.type == "cuda":
         for how, names in names_by_computation(trainer).items():
             shown = ", ".join(names) if len(names) <= LISTED else f"{len(names)} policies, {names[0]} to {names[-1]},"

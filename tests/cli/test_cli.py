@@ -1284,8 +1284,8 @@ def test_evaluate_prints_the_table_of_train(trained, command, monkeypatch):
         f"tag_gridworld: 20 episodes, {metrics['distinct_episodes']} distinct episodes; most likely actions; "
         "runner=random",
         "the runner was caught",
-        "mean, tagger",
-        "worst, tagger",
+        "  tagger  tagger ",
+        "    mean   worst ",
     ]
     words += [f"{metrics['terminated_fraction']:.1%}", f"{metrics['return_tagger']:.2f}", trained.name]
     assert [word for word in words if word not in output] == []
