@@ -123,14 +123,15 @@ def _table(game: Env) -> Table:
     """A table without rows: a column of names, then those of ``_cells``. With two roles it fits 80 columns."""
     table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     table.add_column("policies", no_wrap=True)
-    for heading in (Env.termination_label, "steps", *_headings(game)):
+    for heading in (Env.termination_label, "steps", *_headings(game), *game.state_metrics):
         lines = "\n".join(map(printable, heading.split(", ")))
         table.add_column(Text(lines), justify="right", overflow="fold")
     return table
 
 
 def _cells(game: Env, metrics: Mapping[str, float]) -> list[str]:
-    return [f"{metrics['terminated_fraction']:.1%}", f"{metrics['episode_length']:.1f}", *_returns(game, metrics)]
+    own = [f"{metrics[f'state_{name}']:.2f}" for name in game.state_metrics]
+    return [f"{metrics['terminated_fraction']:.1%}", f"{metrics['episode_length']:.1f}", *_returns(game, metrics), *own]
 
 
 def _headings(game: Env) -> list[str]:

@@ -52,7 +52,8 @@ class Selection:
 
     Args:
         trainer: The trainer.
-        metric: "return_<role>", "episode_length" or "terminated_fraction"; None: of each trained role its own return.
+        metric: "return_<role>", "episode_length", "terminated_fraction" or "state_<field>" of the game's
+            ``state_metrics``; None: of each trained role its own return.
             The return of a trained role is that of the episodes in which it is the one that plays.
         episodes: Number of episodes of each match, rounded up to a multiple of the processes; 0: no evaluations.
         interval: Training episodes between two scores, per episode of a score: 10 makes a score cost about a tenth of
@@ -74,6 +75,7 @@ class Selection:
         self.opponents = FixedOpponents(trainer) if opponents is None else opponents
         roles = list(trainer.env.game.layout.roles)
         known = [*(f"return_{role}" for role in roles), "episode_length", "terminated_fraction"]
+        known += [f"state_{name}" for name in trainer.env.game.state_metrics]
         if metric is not None and metric not in known:
             raise ConfigError(f"best_metric is {metric!r}; expected one of {', '.join(known)}")
         self._metric, self._trainer = metric, trainer
