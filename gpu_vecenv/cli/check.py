@@ -46,7 +46,7 @@ class ReportOptions(Command):
 
     steps: int = param(300, low=10)  # steps of most runs; later behaviour is not tested
     seed: int = param(17, low=0)  # the first of the seeds
-    checks: str | None = None  # checks to run, such as K01,K10; None: all
+    checks: tuple[str, ...] = ()  # checks to run, such as K01 K10, or K01,K10; none: all
     json: str | None = None  # file for the report as JSON, - for the standard output
     junit: str | None = None  # file for the report as JUnit's XML
 
@@ -61,7 +61,7 @@ class ReportOptions(Command):
     @property
     def chosen(self) -> list[str] | None:
         """The names in ``checks``."""
-        return None if self.checks is None else [name.strip() for name in self.checks.split(",")]
+        return [name.strip() for names in self.checks for name in names.split(",")] or None
 
     def finish(self, report: Report) -> int:
         """Print and write the report; 1 if a check fails."""

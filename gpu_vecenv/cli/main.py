@@ -195,6 +195,8 @@ def remedy(error: Exception, words: Sequence[str]) -> str:
     if PROGRAM in str(error) or "pip install" in str(error):
         return ""
     if isinstance(error, UnknownGameError):
+        if "--game " in str(error):
+            return ""
         return f". To see the games: {PROGRAM} list"
     if isinstance(error, DeviceUnavailableError | CompilerError):
         return f". To see what is missing: {PROGRAM} doctor"

@@ -89,8 +89,8 @@ def configured(replay: Replay, kind: type[Env] | None) -> Env:
             kind = find_game(replay.game)
         except UnknownGameError as error:
             raise UnknownGameError(
-                f"{describe(replay)}: {error}. A replay file never loads code: pass the class, game=MyGame, or on the "
-                "command line the file that declares it, --game my_game.py"
+                f"{describe(replay)}: no game is called {replay.game[:128]!r}. A replay file never loads code: pass "
+                "the class, game=MyGame, or on the command line the file that declares it, --game my_game.py"
             ) from error
     if not (isinstance(kind, type) and issubclass(kind, Env)):
         raise TypeError(f"game is {kind!r:.128}; expected a class derived from gpu_vecenv.Env, or None")

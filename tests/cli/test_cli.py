@@ -790,7 +790,7 @@ def test_check_takes_factories_and_writes_reports(command, tmp_path):
 def test_check_writes_the_same_reports_for_a_game(own, command, tmp_path):
     rules = own.with_suffix(".cu")
     run = ["check", "acorn.py", "--steps", "10", "--max-steps", "9", "--device", "cpu", "--no-parallel"]
-    code, output, errors = command(*run, "--checks", "G02,K07", "--json", "-", "--junit", "out.xml")
+    code, output, errors = command(*run, "--checks", "G02", "K07", "--json", "-", "--junit", "out.xml")
     report = json.loads(output)
     assert (code, errors) == (0, [])
     assert (report["name"], report["passed"], report["failures"]) == ("acorn", ["G02", "K07"], [])

@@ -156,3 +156,8 @@ def test_damaged_settings_are_refused(text, printed, tmp_path):
     (tmp_path / "settings.json").write_text(text)
     with pytest.raises(ValueError, match="damaged or of another version"):
         load_game_of_run(tmp_path)
+
+
+def test_a_replay_of_an_unregistered_game_asks_for_its_file(printed, place, capsys):
+    code, output, errors = run(capsys, "replay", "html", "replays")
+    assert (code, output) == (2, "") and errors.endswith("declares it, --game my_game.py\n") and len(errors) < 300
