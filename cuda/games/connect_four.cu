@@ -3,7 +3,9 @@
 // Declared in gpu_vecenv/envs/connect_four.py.
 #include "game_api.cuh"
 
-struct Scratch {};
+struct Scratch {
+    int player, row, column;  // of the move
+};
 
 HD bool is_open(State s, int column) { return s.board[0][column] == 0; }
 
@@ -36,15 +38,17 @@ HD int count_beyond(State s, int row, int column, int down, int right) {
     return count;
 }
 
-// Whether the piece on this cell is part of a line that wins.
+// Whether the piece on this cell is part of a line that wins, in one of four ways.
+HD bool completes_line(State s, int row, int column, int way) {
+    int down = way > 0, right = way == 1 ? 0 : way == 3 ? -1 : 1;
+    int others = count_beyond(s, row, column, down, right) + count_beyond(s, row, column, -down, -right);
+    return others + 1 >= LINE_LENGTH;
+}
+
 HD bool wins(State s, int row, int column) {
-    int longest = 0;
-    for (int way = 0; way < 4; ++way) {
-        int down = way > 0, right = way == 1 ? 0 : way == 3 ? -1 : 1;
-        int count = count_beyond(s, row, column, down, right) + count_beyond(s, row, column, -down, -right);
-        longest = math::max(longest, count + 1);
-    }
-    return longest >= LINE_LENGTH;
+    bool won = false;
+    for (int way = 0; way < 4; ++way) won |= completes_line(s, row, column, way);
+    return won;
 }
 
 // The row of the lowest empty cell of an open column.
@@ -80,20 +84,23 @@ HD void reset(State s, Io io) {
 }
 
 HD void step(State s, Io io) {
+    Scratch& w = *io.scratch;
     ONCE {
-        int player = s.player[0], column = chosen_column(s, io), row = landing_row(s, column);
-        s.board[row][column] = (u8)(player + 1);
-        s.player[0] = 1 - player;
-        bool won = wins(s, row, column), full = true;
-        for (int other = 0; other < NUM_COLUMNS; ++other) full &= !is_open(s, other);
-        if (won) {
-            io.rewards[player] = 1;
-            io.rewards[1 - player] = -1;
-        }
-        for (int i = 0; i < NUM_AGENTS; ++i) {
-            io.terminations[i] = won || full;
-            io.truncations[i] = !(won || full) && io.elapsed_steps >= MAX_STEPS;
-        }
+        w.player = s.player[0];
+        w.column = chosen_column(s, io);
+        w.row = landing_row(s, w.column);
+        s.board[w.row][w.column] = (u8)(w.player + 1);
+        s.player[0] = 1 - w.player;
+    }
+    group_sync();
+    bool line = false, open = false;
+    FOR_RANGE (way, 4) line |= completes_line(s, w.row, w.column, way);
+    FOR_RANGE (column, NUM_COLUMNS) open |= is_open(s, column);
+    bool won = group_any(line), full = !group_any(open);
+    FOR_AGENTS (i) {
+        if (won) io.rewards[i] = i == w.player ? 1.0f : -1.0f;
+        io.terminations[i] = won || full;
+        io.truncations[i] = !(won || full) && io.elapsed_steps >= MAX_STEPS;
     }
 }
 

@@ -21,7 +21,7 @@ HD void enact_taxes(State s) {
     for (int i = 0; i < NUM_WORKERS; ++i) {
         float income = endowment(s, i) - s.last_coin[i], due = 0;
         for (int b = 0; b < NUM_BRACKETS; ++b) {
-            float within = math::max(income - s.bracket_cutoffs[b], 0.0f);
+            float within = math::max(0.0f, income - s.bracket_cutoffs[b]);
             if (b + 1 < NUM_BRACKETS) within = math::min(within, s.bracket_cutoffs[b + 1] - s.bracket_cutoffs[b]);
             due += s.rates[b] * within;
         }
