@@ -1,5 +1,5 @@
 // What recurrent policies and critics remember of an episode: states of the agents before the present step. They see all
-// that active agents observe, whoever acts for these.
+// that active agents observe, also where another actor acts for them.
 
 class PolicyMemory {
   constructor(policies) {
