@@ -280,7 +280,7 @@ def test_grid_agents_are_in_their_cells():
     cells = [[3, 0], [3, 19], [20, 20], [0, 7], [11, 12]]
     frame, drawing = picture("tag_gridworld", cell=cells)
     assert colour_at(frame, drawing, (11.5, 12.5)) == BLUE
-    assert all(colour_at(frame, drawing, (column + 0.5, row + 0.5)) == RED for column, row in cells[:-1]), "in the middle"
+    assert all(colour_at(frame, drawing, (column + 0.5, row + 0.5)) == RED for column, row in cells[:-1])
     rows, columns = where(frame, RED)
     scale = drawing.scale
     found = np.stack([(columns + 0.5) / scale + drawing.bounds[0], drawing.bounds[3] - (rows + 0.5) / scale], 1)
