@@ -22,7 +22,7 @@ from gpu_vecenv.watch.inline_page import POLICY, inline_page, read
 from gpu_vecenv.watch.player import player_script
 from gpu_vecenv.watch.replay import Replay
 from gpu_vecenv.watch.rerun import registered_name
-from gpu_vecenv.web.inspection import critics_json, obs_parts_json
+from gpu_vecenv.web.inspection import critic_state_json, obs_parts_json
 from gpu_vecenv.web.javascript import draw_source
 from gpu_vecenv.web.module import WebModule, web_module
 from gpu_vecenv.web.policies import policies_json
@@ -30,7 +30,8 @@ from gpu_vecenv.web.policies import policies_json
 BEFORE_DRAW, AFTER_DRAW = (
     ("engine.js", "numpy.js"),
     (
-        *("policy.js", "picture.js", "simulation.js", "history.js", "episode.js", "steering.js"),
+        *("network.js", "policy.js", "critic.js", "memory.js"),
+        *("picture.js", "simulation.js", "history.js", "episode.js", "steering.js"),
         *("replay.js", "inspector.js"),
         *("tiles.js", "mosaic.js", "page.js"),
     ),
@@ -74,7 +75,7 @@ def game_page(
         )
     module, draw = web_module(game), draw_source(game)
     policies = () if policy is None else policy.policies.values()
-    content = {**_content(game, module, policies, title, replay), "critics": critics_json(policies)}
+    content = _content(game, module, policies, title, replay)
     page = inline_page(FOLDER, _script(draw), content, policy=WITH_WEBASSEMBLY)
     described = {key: content[key] for key in ("game", "version", "config", "layout", "shared")}
     return {
@@ -146,6 +147,7 @@ def _content(
         "policies": policies_json(policies),
         "replay": None if replay is None else _replay(game, config, replay),
         "obs_parts": obs_parts_json(game),
+        "critic_state": critic_state_json(game),
         "layout": module.layout,
         "shared": module.shared,
         "wasm": base64.b64encode(module.wasm).decode(),
