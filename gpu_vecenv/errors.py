@@ -58,6 +58,10 @@ class EnvContractError(RuntimeError):
     """A game's device code breaks the engine's contract, for instance writes outside of its environment."""
 
 
+class DataRaceError(EnvContractError):
+    """Threads of a group access the same memory without a ``group_sync()`` between, which only a GPU would show."""
+
+
 class ForkedProcessError(RuntimeError):
     """A forked process uses GPU objects of its parent; use the start method "spawn"."""
 

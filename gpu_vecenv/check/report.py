@@ -21,6 +21,7 @@ GAME_CHECKS = {
     "G02": "what is read was written before",
     "G03": "rewards and observations are finite",
     "G04": "episodes end at their limit",
+    "G06": "threads of a group do not race",
     "G05": "results do not depend on how a game is run",
 }
 
@@ -34,7 +35,7 @@ class Failure:
     """One violation of the interface, or of the rules for games.
 
     Args:
-        check: "K01" … "K28", or "G00" … "G05" for a game's rules; "K00" is what all of the former rely on.
+        check: "K01" … "K28", or "G00" … "G06" for a game's rules; "K00" is what all of the former rely on.
         title: Title of the check.
         got: What the environment did.
         expected: What was expected; empty where ``got`` is a whole sentence about a game.

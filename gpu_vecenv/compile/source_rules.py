@@ -58,7 +58,7 @@ LINE = re.compile(r'^#line (\d+) "(.*)"$')
 # Behind the name of a variable: the end of its scope, its number among those of a function, a compiler's suffix.
 MANGLED_END = re.compile(r"E?(?:_\d+|__\d+_)?(?:\..*)?$")
 # Thread-local variables of the engine, by their namespaces.
-OF_ENGINE = ("_ZN9host_simd", "_ZN10randomized", "_ZN6bounds")
+OF_ENGINE = ("_ZN9host_simd", "_ZN10randomized", "_ZN6bounds", "_ZN5races")
 # Words before a name that are no type, so that the name is not declared there.
 NO_TYPES = frozenset(
     "ONCE UNROLL return else do case throw goto and or not xor using delete new co_return co_yield".split()
