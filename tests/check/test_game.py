@@ -89,7 +89,7 @@ MISTAKES = {
         "//",
         "FOR_AGENTS (i) io.rewards[i] += s.place[(i + 1) % NUM_AGENTS][0];",
         rf"G06: step: agent walker_0 in the loop at walkers\.cu:{MISTAKE_LINE} reads s\.place\[1\]\[0\] "
-        r"of environment 0, which agent walker_1 in the loop at walkers\.cu:8 wrote: put group_sync\(\) between the two",
+        r"of environment 0, which agent walker_1 in the loop at walkers\.cu:8 wrote: put group_sync\(\) between",
     ),
     "write after a read": (
         "        s.place[i][1] = s.place[i][0];\n",
