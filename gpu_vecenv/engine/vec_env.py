@@ -32,7 +32,7 @@ from gpu_vecenv.engine.arguments import (
     validate_mask,
     validate_seeds,
 )
-from gpu_vecenv.engine.data_manager import TORCH_TYPES, ArrayLike, DataManager
+from gpu_vecenv.engine.data_manager import TORCH_TYPES, ArrayLike, DataManager, Fields
 from gpu_vecenv.engine.launches import Closed, Kernels
 from gpu_vecenv.engine.step_buffers import StepBuffers, StepBuffersLayout, StepBuffersPool
 from gpu_vecenv.engine.tuning_cache import resolve_launches
@@ -255,7 +255,7 @@ class VecEnv:
 
         Randomised parameters are fields too, (num_envs,) float32.
         """
-        return {field.name: self.data[f"state_{field.name}"] for field in self.layout.fields}
+        return Fields((field.name, self.data[f"state_{field.name}"]) for field in self.layout.fields)
 
     @property
     def elapsed_steps(self) -> torch.Tensor:
