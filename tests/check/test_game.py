@@ -1,5 +1,6 @@
 """``check_game``: a game with one mistake is stopped at its cause, which the report names; sound games pass."""
 
+import io
 import os
 import pickle
 import re
@@ -8,9 +9,10 @@ import pytest
 from games.crew import Crew
 from games.race import Race
 from games.sacrifice import Sacrifice
+from rich.console import Console
 from support.hostile import MISTAKE_LINE, walkers
 
-from gpu_vecenv.check import ConformanceError
+from gpu_vecenv.check import ConformanceError, Failure, Report
 from gpu_vecenv.check.context import CHECKS
 from gpu_vecenv.check.game import check_game
 from gpu_vecenv.check.isolation import ProcessEnded, run_isolated
@@ -170,6 +172,18 @@ def test_a_mistake_is_the_only_finding(name, tmp_path):
         "nothing is run after the first cause"
     )
     assert str(report).count("\n") < 30
+
+
+def test_a_summary_has_what_failed_and_the_counts_in_80_columns():
+    failures = [Failure("G06", GAME_CHECKS["G06"], "step: agent walker_0 in the loop at walkers.cu:14 reads s.place")]
+    report = Report("walkers", ["G01", "G02"], failures, {"K19": "there is no reference", "K22": "no CUDA device"})
+    out = io.StringIO()
+    Console(file=out, width=80).print(report.summary("--verbose"))
+    *table, counts, skipped = out.getvalue().splitlines()
+    assert max(map(len, table)) <= 80
+    assert "G06" in table[3] and not any(name in "".join(table) for name in ("G01", "K19"))
+    assert counts == "walkers: 2 passed, 1 failed, 2 skipped"
+    assert skipped == "skipped: K19 K22; --verbose shows all checks, with reasons"
 
 
 CHOSEN = {  # mistake, the checks that are chosen -> those that pass, and those that fail
