@@ -681,6 +681,7 @@ def test_check_passes_a_correct_game(own, command, monkeypatch):
     assert re.search(r"G05 .* passed .*\n.* note: 50 of 100 environments", output), output
 
 
+LEFT = "s.berries_left[0] = NUM_BERRIES;\n    }"
 WRONG_RULES = (  # an episode that is a step too long; a loop that one thread executes; a sum over threads
     ("io.elapsed_steps >= MAX_STEPS", "io.elapsed_steps > MAX_STEPS", "G04 .* agent walker_0 of environment"),
     (
@@ -689,8 +690,8 @@ WRONG_RULES = (  # an episode that is a step too long; a loop that one thread ex
         r"G06 .* or group_reduce_min\(\) stands in",
     ),
     (
-        "s.berries_left[0] = NUM_BERRIES;\n    }",
-        "s.berries_left[0] = NUM_BERRIES;\n    }\n    int k = 0;\n    FOR_AGENTS (i) k = i;\n    ONCE { s.berry[0] = k; }",
+        LEFT,
+        LEFT + "\n    int k = 0;\n    FOR_AGENTS (i) k = i;\n    ONCE { s.berry[0] = k; }",
         r"G05 .* ranges backwards: s\.berry\[0\] of environment 0",
     ),
 )
