@@ -4,14 +4,12 @@
 // Declared in gpu_vecenv/envs/overcooked.py.
 #include "game_api.cuh"
 
-struct Scratch {
-    u32 seen[NUM_AGENTS][HEIGHT * WIDTH];  // bit c: channel c is not 0 in the cell, as each player sees it
-    u8 amount[HEIGHT * WIDTH];             // in channels 16 and 20
-};
+struct Scratch {};
 
 constexpr int FLOOR = 0, COUNTER = 1, POT = 2, ONIONS = 3, DISHES = 4, SERVING = 5;  // what a cell is
 constexpr int NOTHING = 0, ONION = 1, DISH = 2, SOUP = 3;                            // what lies there, or is held
 constexpr int INTERACT = 5, FULL = 3;
+TABLE int TERRAIN_CHANNELS[6] = {0, 11, 10, 12, 14, 15};                     // of what a cell is, but floor
 TABLE int STEPS[6][2] = {{0, -1}, {0, 1}, {1, 0}, {-1, 0}, {0, 0}, {0, 0}};  // north, south, east, west
 
 // The n-th cell of floor, row by row.
@@ -119,8 +117,9 @@ HD void move(State s, Io io) {
 
 HD void step(State s, Io io) {
     ONCE {
-        int deliveries = 0, filled_pots = count(s, POT, NOTHING);  // before anybody interacts
-        for (int i = 0; i < NUM_AGENTS; ++i) {                     // the first player before the second
+        bool anybody = io.action(0) == INTERACT || io.action(1) == INTERACT;
+        int deliveries = 0, filled_pots = anybody ? count(s, POT, NOTHING) : 0;  // before anybody interacts
+        for (int i = 0; i < NUM_AGENTS; ++i) {                                   // the first player before the second
             if (io.action(i) != INTERACT) continue;
             if (delivers(s, i)) {
                 s.held[i] = NOTHING;
@@ -145,52 +144,39 @@ HD void step(State s, Io io) {
 
 HD bool stands(State s, int i, int y, int x) { return s.position[i][0] == x && s.position[i][1] == y; }
 
-TABLE int CHANNEL_OF_TERRAIN[6] = {-1, 11, 10, 12, 14, 15};
-constexpr int ONIONS_IN_POT = 16, ONIONS_IN_SOUP = 18, TIME_LEFT = 20, SOUP_READY = 21, DISH_THERE = 22,
-              ONION_THERE = 23, URGENT = 25;
-
-// The channels of the lossless state encoding at one cell that are not 0 for both players alike.
-HD u32 seen_by_both(State s, Io io, int y, int x) {
+// The channels of the lossless state encoding that are not 0 at one cell, as player i sees it.
+HD void write_cell(State s, Io io, int i, int cell) {
+    int y = cell / WIDTH, x = cell % WIDTH, first = cell * NUM_CHANNELS;
     int terrain = s.terrain[y][x], item = s.item[y][x];
-    u32 seen = terrain == FLOOR ? 0 : 1u << CHANNEL_OF_TERRAIN[terrain];
-    if (MAX_STEPS - io.elapsed_steps < 40) seen |= 1u << URGENT;
-    if (terrain == POT) {
-        if (item != FULL) return seen | 1u << ONIONS_IN_POT;
-        bool ready = s.cooking_tick[y][x] >= COOK_TIME;
-        return seen | 1u << ONIONS_IN_SOUP | 1u << TIME_LEFT | (u32)ready << SOUP_READY;
-    }
-    for (int j = 0; j < NUM_AGENTS; ++j)
-        if (stands(s, j, y, x)) item = s.held[j];
-    return seen | (item == SOUP    ? 1u << ONIONS_IN_SOUP | 1u << SOUP_READY
-                   : item == DISH  ? 1u << DISH_THERE
-                   : item == ONION ? 1u << ONION_THERE
-                                   : 0);
-}
-
-// Where the players stand, the observer first, then the same for each orientation.
-HD u32 players_seen(State s, int i, int y, int x) {
-    u32 seen = 0;
-    for (int place = 0; place < NUM_AGENTS; ++place) {
+    for (int place = 0; place < NUM_AGENTS; ++place) {  // the observer first, then the same for orientations
         int player = place == 0 ? i : 1 - i;
-        if (stands(s, player, y, x)) seen |= 1u << place | 1u << (2 + 4 * place + s.orientation[player]);
+        if (!stands(s, player, y, x)) continue;
+        io.obs[i][first + place] = 1;
+        io.obs[i][first + 2 + 4 * place + s.orientation[player]] = 1;
+        item = s.held[player];
     }
-    return seen;
+    if (terrain != FLOOR) io.obs[i][first + TERRAIN_CHANNELS[terrain]] = 1;
+    if (MAX_STEPS - io.elapsed_steps < 40) io.obs[i][first + 25] = 1;
+    if (terrain == POT) {
+        if (item < FULL) {
+            io.obs[i][first + 16] = (float)item;
+        } else {
+            int tick = s.cooking_tick[y][x];
+            io.obs[i][first + 18] = FULL;
+            io.obs[i][first + 20] = (float)(COOK_TIME - tick);
+            io.obs[i][first + 21] = tick >= COOK_TIME;
+        }
+    } else if (item == SOUP) {
+        io.obs[i][first + 18] = FULL;
+        io.obs[i][first + 21] = 1;
+    } else if (item != NOTHING) {
+        io.obs[i][first + (item == DISH ? 22 : 23)] = 1;
+    }
 }
 
+// Few channels are not 0 (those of tomatoes never): zeros are written in order, side by side, then these.
 HD void observe(State s, Io io) {
-    Scratch& w = *io.scratch;
-    FOR_RANGE (cell, HEIGHT * WIDTH) {
-        int y = cell / WIDTH, x = cell % WIDTH;
-        u32 seen = seen_by_both(s, io, y, x);
-        for (int i = 0; i < NUM_AGENTS; ++i) w.seen[i][cell] = seen | players_seen(s, i, y, x);
-        w.amount[cell] = (u8)(s.item[y][x] == FULL ? COOK_TIME - s.cooking_tick[y][x] : s.item[y][x]);
-    }
+    FOR_OBS (i, k) io.obs[i][k] = 0;
     group_sync();
-    FOR_OBS (i, k) {
-        int cell = k / NUM_CHANNELS, channel = k % NUM_CHANNELS;
-        int amount = channel == ONIONS_IN_SOUP                          ? FULL
-                     : channel == ONIONS_IN_POT || channel == TIME_LEFT ? w.amount[cell]
-                                                                        : 1;
-        io.obs[i][k] = w.seen[i][cell] >> channel & 1 ? (float)amount : 0.0f;
-    }
+    FOR_RANGE (n, NUM_AGENTS * HEIGHT * WIDTH) write_cell(s, io, n / (HEIGHT * WIDTH), n % (HEIGHT * WIDTH));
 }

@@ -35,6 +35,7 @@ from gpu_vecenv.cli.options import (
     with_parameter,
 )
 from gpu_vecenv.compile.device import resolve_device
+from gpu_vecenv.compile.toolchain import find_webassembly_compiler, pip
 from gpu_vecenv.declare.config import check_fields, param
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.vec_env import VecEnv
@@ -431,6 +432,8 @@ def _print_how_to_play(trainer: Trainer, folder: Path) -> None:
         game = game_argument(kind) or kind.name()
         command = f"gpu-vecenv web {shlex.quote(game)} --run {shlex.quote(source)} --out page"
         print(f"{'to play it':15} {printable(command)}", flush=True)
+        if find_webassembly_compiler() is None:
+            print(f"{'':15} which needs ziglang: {pip('ziglang')}", flush=True)
 
 
 def _serve_on(server: TrainingServer | None) -> None:

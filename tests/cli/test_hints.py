@@ -26,8 +26,8 @@ EXPECTED = {
     "bundled": ["replay record", "web"],
     "resumed own": ["replay record", "web"],
     "seeds": ["replay record", "web"],
-    "record own": ["replay html"],
-    "record bundled": ["replay html"],
+    "record own": ["replay html", "replay play"],
+    "record bundled": ["replay html", "replay play"],
     "again": ["train --resume"],
 }
 
@@ -161,3 +161,10 @@ def test_damaged_settings_are_refused(text, printed, tmp_path):
 def test_a_replay_of_an_unregistered_game_asks_for_its_file(printed, place, capsys):
     code, output, errors = run(capsys, "replay", "html", "replays")
     assert (code, output) == (2, "") and errors.endswith("declares it, --game my_game.py\n") and len(errors) < 300
+
+
+def test_without_the_compiler_of_pages_the_hint_says_what_to_install(place, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ziglang", None)
+    code, output, _ = run(capsys, "train", "tag_gridworld", *SHORT, "--grid", "4", "--out", "runs/no_pages")
+    assert code == 0
+    assert re.search(r"gpu-vecenv web tag_gridworld .*\n +which needs ziglang: .* -m pip install ziglang\n", output)
