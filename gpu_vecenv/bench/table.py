@@ -16,7 +16,7 @@ from gpu_vecenv.escapes import printable, printable_lines
 
 Row: TypeAlias = Mapping[str, Any]
 STAGES = ("step", "sampling", "sample_and_step", "rollout")
-WIDTH = 150  # of a table that is not printed on a terminal
+WIDTH = 150  # of a table; a narrower terminal gets each row as lines, a heading and its values in each
 PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 # Column headings by kind of row; all but the first two columns are numbers.
 HEADINGS = {
@@ -56,6 +56,9 @@ def printing(as_table: bool) -> Iterator[Callable[[Row], None]]:
         return
     table: Table | None = None
     out = console()
+    if out.width < WIDTH:
+        yield lambda row: out.print(_upright(row))
+        return
     live = Live(console=out, auto_refresh=False, vertical_overflow="visible") if out.is_terminal else None
 
     def add(row: Row) -> None:
@@ -137,9 +140,22 @@ def si_prefixed(number: float | None) -> str:
     return f"{number / scale:.3g} {letter}".strip() if number / scale < 999.5 else f"{number / scale:,.0f} {letter}"
 
 
+def _headings(row: Row) -> list[str]:
+    return [*HEADINGS[kind(row)], *(["now / then"] if "ratios" in row else [])]
+
+
+def _upright(row: Row) -> Table:
+    """One row's lines as columns beside their headings."""
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for heading, *cells in zip(_headings(row), *lines(row), strict=True):
+        table.add_row(heading, *(Text(printable(cell)) for cell in cells))
+    table.add_row("")
+    return table
+
+
 def _empty(row: Row) -> Table:
     table = Table()
-    for column, heading in enumerate([*HEADINGS[kind(row)], *(["now / then"] if "ratios" in row else [])]):
+    for column, heading in enumerate(_headings(row)):
         table.add_column(heading, justify="left" if column < 2 else "right")
     return table
 

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from rich.console import Console
 from support.warm_process import run_python
 
 import gpu_vecenv.adapters
@@ -195,6 +196,17 @@ def test_a_table_has_every_stage(quick, capsys, tmp_path):
     ]
     assert results["torch"] in printed and str(results["commit"]) in printed
     assert json.loads((tmp_path / "rows.json").read_text())["rows"] == results["rows"]
+
+
+def test_a_narrow_terminal_gets_each_row_upright(quick, monkeypatch, capsys):
+    """A heading and its values in each line, none of which is cut."""
+    monkeypatch.setattr(bench_table, "console", lambda: Console(width=80))
+    quick(**SMALL, table=True)
+    output = capsys.readouterr().out.splitlines()
+    lines = [line.rstrip() for line in output[: output.index(next(x for x in output if x.startswith("first step")))]]
+    assert [re.split(" {2,}", line)[0] for line in lines] == list(bench_table.HEADINGS["games"][: len(lines)])
+    assert re.split(" {2,}", lines[1]) == ["stage", "step", "sampling", "sample_and_step"]
+    assert "…" not in "".join(output) and max(map(len, output)) <= 80
 
 
 def test_a_terminal_gets_a_table_by_default(quick, monkeypatch):
