@@ -11,8 +11,8 @@ EPISODES, BEST_EPISODES = 1000, 100  # of each pairing after training; of each m
 LEAST_EPISODES = 10
 # All pairings after training have at most a third as many agent-steps as it, or so many if that is more.
 TRAINING_PER_EVALUATION, AGENT_STEPS = 3, 4_000_000
-# At a time: the larger a batch, the less a step costs; more than these gain nothing.
-AGENTS, BYTES = 1 << 17, 1 << 28
+# At a time, where a run has fewer: larger batches gain nothing, and networks need many times the observations' memory.
+AGENTS, BYTES = 1 << 17, 1 << 26
 
 
 def num_episodes(trainer: Trainer, pairings: int) -> int:
