@@ -209,6 +209,29 @@ struct Scope {
     }
 };
 
+template <class T>
+struct Element {
+    static constexpr i64 SIZE = 0;
+};
+template <class T, int N>
+struct Element<T[N]> {
+    static constexpr i64 SIZE = sizeof(T);
+};
+template <class T, int N>
+struct Element<CheckedArray<T, N>> {
+    static constexpr i64 SIZE = sizeof(T);
+};
+
+// Writes offset and size of a member of S, and the size of an element if it is an array.
+template <class S, class BASE, class T>
+HD void measure(i64* out, T BASE::* member) {
+    constexpr i64 AT = 4096;
+    const T* address = &(((S*)AT)->*member);
+    out[0] = (i64)address - AT;
+    out[1] = sizeof(T);
+    out[2] = Element<T>::SIZE;
+}
+
 }  // namespace races
 
 // What the compiler calls.
