@@ -145,7 +145,8 @@ class RecordRun(RecordOptions):
     def __call__(self) -> None:
         """Record."""
         loaded = load_run_policy(self.run, game=self.game, best=self.best, device=self.device)
-        self.save(VecEnv(loaded.game, 1, loaded.device, driver=self.driver), dict(loaded.policies), self.greedy)
+        env = VecEnv(loaded.game, 1, loaded.device, driver=self.driver, arrays=loaded.shared)
+        self.save(env, dict(loaded.policies), self.greedy)
 
 
 @dataclass(frozen=True, kw_only=True)

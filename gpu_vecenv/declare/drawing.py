@@ -27,6 +27,17 @@ GREEN: Colour = (0, 158, 115)
 BLUE: Colour = (0, 114, 178)
 GOLD: Colour = (240, 228, 66)
 BROWN: Colour = (200, 152, 104)
+# For agents of one role, each its own: light and dark ones in turn, as hues alone are too few for some eyes.
+IDENTITIES: tuple[Colour, ...] = (
+    BLUE,
+    (240, 120, 0),
+    BLACK,
+    (160, 200, 240),
+    (0, 0, 160),
+    (80, 40, 0),
+    (160, 40, 80),
+    (0, 160, 160),
+)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.spaces import Box, Discrete
 
-from gpu_vecenv.declare.drawing import BLACK, WHITE, Circle, Colour, Drawing, Line, Polygon, Shape, blend
+from gpu_vecenv.declare.drawing import BLACK, IDENTITIES, WHITE, Circle, Colour, Drawing, Line, Polygon, Shape, blend
 from gpu_vecenv.declare.env import Env, Field, i32, param, u8
 from gpu_vecenv.declare.text_layout import parse_text_layout
 from gpu_vecenv.errors import ConfigError
@@ -168,7 +168,8 @@ class Commons(Env):
         for row, column in np.argwhere(state["apple"] > 0).tolist():
             shapes += _apple(column + 0.5, height - row - 0.5)
         most = max(10, int(state["eaten"].max()))
-        for i, colour in enumerate(player_colours(self.num_agents)):
+        for i in range(self.num_agents):
+            colour = IDENTITIES[i % len(IDENTITIES)]
             out = state["respawn_in"][i] > 0
             if not out:
                 shapes += _player(state, i, height, colour)
@@ -199,13 +200,6 @@ class Commons(Env):
 STRIP = 3.0  # height of the bars below the map, in cells
 FLOOR_COLOUR, WALL_COLOUR, ORCHARD_COLOUR = (233, 222, 196), (104, 104, 112), (176, 206, 118)
 BEAM_COLOURS = ((250, 226, 90), (120, 220, 240), (190, 224, 160))  # for zapping, for cleaning, of both
-
-
-def player_colours(count: int) -> list[Colour]:
-    """As many colours, of hues as different as can be, none of them an apple's red."""
-    turns = (0.08 + 0.84 * np.arange(count) / max(count, 1)) * 6
-    channels = [np.clip(np.abs((turns + shift) % 6 - 3) - 1, 0, 1) for shift in (0, 4, 2)]
-    return [(int(r), int(g), int(b)) for r, g, b in 40 + 175 * np.stack(channels, 1)]
 
 
 def square(x: float, y: float, half_width: float, half_height: float, colour: Colour) -> Polygon:

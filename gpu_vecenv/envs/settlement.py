@@ -11,10 +11,8 @@ import numpy.typing as npt
 
 from gpu_vecenv.declare.drawing import (
     BLACK,
-    BLUE,
     GOLD,
-    GREEN,
-    RED,
+    IDENTITIES,
     WHITE,
     Circle,
     Colour,
@@ -119,7 +117,6 @@ def ranked_starts(num_workers: int, height: int, width: int) -> npt.NDArray[np.i
 GRASS, SHORE, SEA = (232, 236, 214), (150, 190, 214), (112, 166, 204)
 STONE_COLOUR, WOOD_COLOUR = (150, 150, 156), (60, 130, 78)
 BARE = {STONE_SOURCE: (206, 204, 200), WOOD_SOURCE: (196, 206, 168)}  # sources where nothing has grown again
-WORKERS: tuple[Colour, ...] = (RED, BLUE, (120, 60, 140), (225, 150, 20), GREEN, (90, 70, 50), (200, 90, 150), BLACK)
 PANEL = 0.44  # of the map's width, to its right: coin of the workers above, marginal tax rates below
 
 
@@ -150,7 +147,7 @@ def draw_settlement(state: Mapping[str, np.ndarray[Any, Any]]) -> Drawing:
 
 def worker_colour(i: int) -> Colour:
     """The colour of worker i and of its houses."""
-    return WORKERS[i % len(WORKERS)]
+    return IDENTITIES[i % len(IDENTITIES)]
 
 
 def _cell(terrain: int, tile: int, x: float, y: float) -> Iterator[Shape]:

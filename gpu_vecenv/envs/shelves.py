@@ -94,7 +94,7 @@ def draw_floor(state: Mapping[str, np.ndarray[Any, Any]]) -> Drawing:
         if state["carrying"][i] and state["has_delivered"][i]:
             colour = GREEN
         beside, middle = ahead[::-1], np.array([x, y])
-        shapes += [Circle(x, y, 0.34, blend(colour, BLACK, 0.45), i), Circle(x, y, 0.29, colour)]
+        shapes += [Circle(x, y, 0.34, blend(colour, BLACK, 0.45)), Circle(x, y, 0.29, colour, i)]
         tip, base = middle + 0.25 * ahead, middle - 0.1 * ahead
         shapes.append(Polygon(np.stack([tip, base + 0.17 * beside, base - 0.17 * beside]), WHITE))
     margin = 0.03 * max(width, height) + 0.12

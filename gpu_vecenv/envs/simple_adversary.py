@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gpu_vecenv.declare.drawing import BLUE, GREEN, GREY, RED, Drawing, discs, square_bounds
+from gpu_vecenv.declare.drawing import BLACK, BLUE, GREY, RED, Drawing, discs, square_bounds
 from gpu_vecenv.declare.env import Entities, Field, Own, f32, i32, param
 from gpu_vecenv.envs.particles import Particles
 
@@ -60,5 +60,5 @@ class SimpleAdversary(Particles):
         adversary, agents = np.split(state["position"], [1])
         shapes = discs(agents, 0.15, BLUE, range(1, self.num_agents)) + discs(adversary, 0.15, RED, [0])
         shapes += discs(state["landmark"], 0.08, GREY)
-        shapes += discs(state["landmark"][[state["goal"]]], 0.08, GREEN)
+        shapes += discs(state["landmark"][[state["goal"]]], 0.08, BLACK)
         return Drawing(square_bounds(shapes, 1.2), shapes)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gpu_vecenv.declare.drawing import GREEN, GREY, RED, Drawing, discs, square_bounds
+from gpu_vecenv.declare.drawing import BLUE, GREY, RED, Drawing, discs, square_bounds
 from gpu_vecenv.declare.env import Entities, Field, Own, f32, i32, param
 from gpu_vecenv.envs.particles import Particles, curriculum_methods
 
@@ -70,5 +70,5 @@ class SimpleTag(Particles):
         adversaries, agents = np.split(state["position"], [self.num_adversaries])
         shapes = discs(state["landmark"][: self.num_obstacles], 0.2, GREY)
         hunters, hunted = np.split(np.arange(self.num_agents), [self.num_adversaries])
-        shapes += discs(adversaries, 0.075, RED, hunters) + discs(agents, 0.05, GREEN, hunted)
+        shapes += discs(adversaries, 0.075, RED, hunters) + discs(agents, 0.05, BLUE, hunted)
         return Drawing(square_bounds(shapes, 1.2), shapes)

@@ -70,11 +70,13 @@ class TagGridworld(Env):
         ends = [((k, 0), (k, cells)) for k in sorted({*range(0, cells, every), cells})]
         lines = [Line(pair, cells / 600, PALE) for a, b in ends for pair in ((a, b), (a[::-1], b[::-1]))]
         size = max(1.0, cells / 40)  # of an agent, in cells
-        # Taggers are drawn around the centre of their cell, so that several on one cell are visible.
+        # Taggers that share a cell are drawn around its centre, so that all of them are visible.
         around = (np.arange(self.num_taggers) / self.num_taggers + 1 / 8) * 2 * np.pi
         middle = state["cell"] + 0.5
         x, y = middle[-1]
-        taggers = middle[:-1] + 0.25 * size * np.stack([np.cos(around), np.sin(around)], 1)
+        in_cell = np.array([(state["cell"] == cell).all(1).sum() for cell in state["cell"][:-1]])
+        aside = np.where(in_cell > 1, 0.25 * size, 0.0)
+        taggers = middle[:-1] + np.stack([aside * np.cos(around), aside * np.sin(around)], 1)
         runner = Circle(x, y, 0.3 * size, BLUE, self.num_taggers)
         margin = cells / 100
         bounds = (-margin, cells + margin, -margin, cells + margin)

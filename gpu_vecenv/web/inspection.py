@@ -1,45 +1,10 @@
-"""What the page's inspector shows of policies and games: critics, and the names of the parts of observations."""
+"""What the page's inspector reads of a game: the parts of observations, and the state that central critics see."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
-from torch import nn
-
 from gpu_vecenv.declare.env import Env
-from gpu_vecenv.train.encoders import EncodedActorCritic, ImageEncoder, PartsEncoder
-from gpu_vecenv.train.networks import ActorCritic
-from gpu_vecenv.train.policy import Policy
-from gpu_vecenv.web.policies import Layer, _encoder, _layers, _linear
-
-
-def critics_json(policies: Iterable[Policy]) -> list[dict[str, Any] | None]:
-    """One object for each policy, once: the layers of its critic, and mean and std that turn its output into returns.
-
-    None for a critic with a memory, and for a central one: the page has neither its memory nor the state that it reads.
-    """
-    return [_critic(policy) for policy in dict.fromkeys(policies)]
-
-
-def _critic(policy: Policy) -> dict[str, Any] | None:
-    network, name = policy.network, policy.view.name
-    if policy.critic is not None or not isinstance(network, ActorCritic | EncodedActorCritic):
-        return None
-    trunk = network.trunk if network.critic_trunk is None else network.critic_trunk
-    normalizer = policy.return_normalizer
-    return {
-        "layers": [*_trunk(trunk, name), _linear(network.critic)],
-        "mean": 0.0 if normalizer is None else normalizer.mean.item(),
-        "std": 1.0 if normalizer is None else normalizer.std.item(),
-    }
-
-
-def _trunk(trunk: nn.Sequential, name: str) -> list[Layer]:
-    if not isinstance(trunk[0], ImageEncoder | PartsEncoder):
-        return _layers(trunk, name)
-    assert isinstance(trunk[1], nn.Sequential)
-    return [*_encoder(trunk[0], name), *_layers(trunk[1], name)]
 
 
 def obs_parts_json(game: Env) -> dict[str, list[tuple[str, list[int]]]]:
@@ -51,3 +16,13 @@ def obs_parts_json(game: Env) -> dict[str, list[tuple[str, list[int]]]]:
             rows += [(f"{entities.name} {k}", list(columns)) for k, columns in enumerate(entities.columns)]
         found[role] = sorted(rows, key=lambda row: row[1])
     return found
+
+
+def critic_state_json(game: Env) -> list[dict[str, Any]]:
+    """The fields of a central critic's state in their order, ``of_agent`` where an agent's row alone; see ``Env``.
+
+    Empty: it sees the observations of all agents.
+    """
+    layout = game.layout
+    of_all = [{"name": name, "of_agent": False} for name in layout.critic_state]
+    return of_all + [{"name": name, "of_agent": True} for name in layout.agent_critic_state]

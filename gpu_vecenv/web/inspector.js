@@ -7,8 +7,6 @@ const TILE = 64; // CSS pixels of a channel of an image
 class Inspector {
   constructor(simulation, content) {
     Object.assign(this, { simulation, parts: content.obs_parts ?? {} });
-    const critics = content.critics ?? [];
-    this.critics = critics.map((critic, k) => critic && { ...critic, policy: new TrainedPolicy({ ...content.policies[k], layers: critic.layers, log_std: null }) });
     const { agents } = simulation.layout;
     $("inspect").append(...agents.map((name, agent) => new Option(agents.length === 1 ? "the agent" : name.replace("_", " "), agent)));
     for (const act of ["change", "input"]) $("inspect").addEventListener(act, () => this.show());
@@ -20,9 +18,7 @@ class Inspector {
     this.show();
   }
 
-  // newest: whether the present step is the newest one, at which policies with a memory are.
-  show(newest = this.newest) {
-    this.newest = newest;
+  show() {
     if (!$("inspector").open) return;
     const { simulation } = this;
     const agent = Number($("inspect").value);
@@ -78,34 +74,13 @@ class Inspector {
     if (agent === simulation.steered) return note("A person steers it.");
     if (simulation.actors[role] !== "trained") return note(`Its actor: ${simulation.actors[role]}.`);
     if (!simulation.acts(agent)) return note("Its action does not count at this step.");
-    const k = simulation.policies.findIndex(({ agents }) => agents.includes(agent));
-    const policy = simulation.policies[k];
-    if (policy.cell && !this.newest) return note("The policy has a memory, which the page has at the newest step alone.");
-    const { parameters, greedy } = this.#peek(policy, agent);
-    const rows = policy.head_sizes.length ? this.#choices(policy, parameters, agent) : this.#box(policy, parameters, greedy);
-    const value = this.value(k, agent);
-    if (value !== null) {
-      const shown = row("value", formatNumber(value));
-      shown.lastChild.colSpan = rows[0].children.length - 1;
-      rows.unshift(shown);
-    }
-    return [element("table", {}, element("tbody", {}, ...rows))];
-  }
-
-  // What the policy gives, without an effect on its memory.
-  #peek(policy, agent) {
-    const { simulation } = this;
-    const memory = policy.states.get(agent);
-    const copy = new Map(memory && [[agent, { hidden: memory.hidden.slice(), cell: memory.cell.slice() }]]);
-    const parameters = policy.parameters(agent, simulation.observation(agent), 1, null, copy);
-    return { parameters, greedy: policy.draw(parameters, simulation.mask(agent), () => 0.5, true) };
-  }
-
-  // The value of a policy's critic at the present step, in units of returns; null for none.
-  value(k, agent) {
-    const critic = this.critics[k];
-    if (!critic) return null;
-    return critic.policy.parameters(agent, this.simulation.observation(agent))[0] * critic.std + critic.mean;
+    const { policy, parameters, value } = simulation.outputs(agent, { withValue: true });
+    const rows = policy.head_sizes.length ? this.#choices(policy, parameters, agent) : this.#box(policy, parameters);
+    const shown = row("value", value === null ? policy.critic.reason : formatNumber(value));
+    shown.lastChild.colSpan = rows[0].children.length - 1;
+    const table = element("table", {}, element("tbody", {}, shown, ...rows));
+    const gap = simulation.memory.gap(agent);
+    return gap === null ? [table] : [table, ...note(gap)];
   }
 
   #choices(policy, parameters, agent) {
@@ -125,8 +100,9 @@ class Inspector {
     });
   }
 
-  #box(policy, parameters, greedy) {
+  #box(policy, parameters) {
     const [low, high] = policy.bounds;
+    const greedy = policy.draw(parameters, null, () => 0.5, true);
     return greedy.map((mean, k) => {
       const spread = policy.squash === "beta" || policy.squash === "tanh" ? null : (Math.exp(parameters[low.length + k]) * (high[k] - low[k])) / 2;
       return row(`action ${k}`, spread === null ? formatNumber(mean) : `${formatNumber(mean)} ± ${formatNumber(spread)}`);

@@ -44,7 +44,7 @@ class Mosaic {
     }
     this.env.reset({ seed });
     Object.assign(this, { count, steps: 0, rate: null, measured: null, actions: null });
-    this.states = new Map(); // of recurrent policies: policy and first row -> states of agents
+    this.states = new Map(); // of recurrent policies: agent and first row -> states
     this.random = randomNumbers(seed);
     this.selected = 0;
     this.mark.hidden = true;
@@ -201,14 +201,13 @@ class Mosaic {
       for (let j = 0; j < places.length; j++) obs[k * places.length + j] = env.outputs.obs[start + places[j]];
       begins[k] = Number(env.state.engine_elapsed_steps[first + k] === 0);
     }
-    const key = `${simulation.policies.indexOf(policy)} ${first}`;
-    if (!this.states.has(key)) this.states.set(key, new Map());
-    const rows = policy.parameters(agent, obs, count, begins, this.states.get(key));
-    const { action_mask: masks } = env.outputs;
+    const key = `${agent} ${first}`;
+    if (!this.states.has(key)) this.states.set(key, policy.states(count));
+    const rows = policy.parameters(agent, obs, this.states.get(key), count, begins);
     for (let k = 0, each = rows.length / count; k < count; k++) {
-      const row = (first + k) * num_agents + agent;
-      const mask = masks ? masks.subarray(row * action.num_logits, (row + 1) * action.num_logits) : null;
-      env.actions.set(policy.draw(rows.subarray(k * each, (k + 1) * each), mask, this.random, simulation.greedy), row * action.heads);
+      const mask = simulation.mask(agent, env, first + k);
+      const chosen = policy.draw(rows.subarray(k * each, (k + 1) * each), mask, this.random, simulation.greedy);
+      env.actions.set(chosen, ((first + k) * num_agents + agent) * action.heads);
     }
   }
 }

@@ -104,7 +104,6 @@ class Page extends Player {
   branch() {
     const { simulation, history, episode } = this;
     if (simulation.steps === history.length) return;
-    simulation.remember(history.first, (step) => history.seek(step));
     history.cut();
     episode.cut(simulation.steps);
     this.cutEvents(simulation.steps);
@@ -325,7 +324,7 @@ class Page extends Player {
     this.ending.hidden = !simulation.ended;
     if (simulation.ended) this.ending.textContent = this.#ending();
     this.#score();
-    this.inspector.show(simulation.steps === this.history.length);
+    this.inspector.show();
   }
 
   followedChanged() {

@@ -13,9 +13,11 @@ class Simulation {
     }
     this.roleOf = this.roles.flatMap((role) => role.agents.map(() => role));
     this.policies = content.policies.map((policy) => new TrainedPolicy(policy));
+    this.memory = new PolicyMemory(this.policies);
     this.actors = Object.fromEntries(this.roles.map((role) => [role.name, this.kinds(role.name)[0]]));
     this.greedy = false;
     this.placesOf = new Map();
+    this.choicesOf = new Map();
     this.steered = null; // the agent that a person steers
     this.episodes = [];
     this.returns = new Float64Array(layout.num_agents); // of the present episode, up to this step
@@ -32,6 +34,7 @@ class Simulation {
       ...outputs.map(({ name }) => env.outputs[name]),
       env.digest.words,
       this.returns,
+      ...this.memory.arrays(),
     ];
   }
 
@@ -64,6 +67,7 @@ class Simulation {
     for (const { name } of this.layout.outputs) this.env.outputs[name].set(row(env.outputs[name], this.env.outputs[name]));
     this.begin();
     this.steps = this.env.state.engine_elapsed_steps[0];
+    this.memory.clear(this.steps);
     this.returns.set(this.env.state.engine_returns);
   }
 
@@ -72,7 +76,7 @@ class Simulation {
     const { env } = this;
     this.steps = 0;
     this.returns.fill(0);
-    for (const policy of this.policies) policy.reset();
+    this.memory.clear();
     env.digest.clear();
     env.digest.addReset();
     env.digest.addState();
@@ -115,10 +119,39 @@ class Simulation {
     return places.length === size ? row : row.constructor.from(places, (k) => row[k]);
   }
 
-  mask(agent) {
-    const { action_mask: all } = this.env.outputs;
-    const { num_logits } = this.layout.action;
-    return all ? all.subarray(agent * num_logits, (agent + 1) * num_logits) : null;
+  // What a central critic sees for an agent: the fields that the game declares, or the observations of all agents.
+  criticState(agent) {
+    const { env, layout, content } = this;
+    if (!content.critic_state.length) return env.outputs.obs;
+    const numbers = content.critic_state.flatMap(({ name, of_agent }) => {
+      const all = env.state[name];
+      const size = all.length / layout.num_agents;
+      return [...(of_agent ? all.subarray(agent * size, (agent + 1) * size) : all)];
+    });
+    return Float32Array.from(numbers, Number);
+  }
+
+  mask(agent, env = this.env, index = 0) {
+    const { action_mask: all } = env.outputs;
+    const { num_agents, action } = this.layout;
+    const start = (index * num_agents + agent) * action.num_logits;
+    return all ? Uint8Array.from(this.choices(agent), (column) => all[start + column]) : null;
+  }
+
+  // Columns of the masks that an agent's own choices have, between padding: each head has those of the widest role.
+  choices(agent) {
+    const { name } = this.roleOf[agent];
+    if (!this.choicesOf.has(name)) {
+      const { sizes } = this.layout.action;
+      const widest = (head) => Math.max(...Object.values(sizes).map((own) => own[head] ?? 0));
+      const columns = [];
+      sizes[name].reduce((start, size, head) => {
+        for (let k = 0; k < size; k++) columns.push(start + k);
+        return start + widest(head);
+      }, 0);
+      this.choicesOf.set(name, columns);
+    }
+    return this.choicesOf.get(name);
   }
 
   // Writes the actions of the coming step; `steer(agent)` gives that of the agent that a person steers.
@@ -133,24 +166,10 @@ class Simulation {
     }
   }
 
-  // Runs the policies that remember through the steps from `first` up to the present one, to which `seek` goes.
-  remember(first, seek) {
-    const { steps } = this;
-    for (const policy of this.policies) policy.reset();
-    const remembering = this.policies.filter(({ cell }) => cell);
-    if (!remembering.length) return;
-    for (let step = first; step < steps; step++) {
-      seek(step);
-      for (const policy of remembering) {
-        for (const agent of policy.agents) if (this.acts(agent)) policy.parameters(agent, this.observation(agent));
-      }
-    }
-    seek(steps);
-  }
-
   // Steps with the actions that are there.
   advance() {
     const { env } = this;
+    this.memory.advance(this);
     env.step();
     this.steps += 1;
     env.outputs.rewards.forEach((reward, agent) => (this.returns[agent] += reward));
@@ -163,8 +182,16 @@ class Simulation {
     if (agent === this.steered && steer) return steer(agent);
     if (this.actors[role] === "still") return this.content.noop[role];
     if (this.actors[role] !== "trained") return null; // the environment's own random action
-    const policy = this.policies.find(({ agents }) => agents.includes(agent));
-    return policy.act(agent, this.observation(agent), this.mask(agent), this.random, this.greedy);
+    const { policy, parameters } = this.outputs(agent);
+    return policy.draw(parameters, this.mask(agent), this.random, this.greedy);
+  }
+
+  // What an agent's policy gives for the present step: parameters of the distribution, and the value or null.
+  outputs(agent, { withValue = false } = {}) {
+    const { policy } = this.memory.rows.get(agent);
+    const { actor, critic } = this.memory.copy(agent);
+    const parameters = policy.parameters(agent, this.observation(agent), actor);
+    return { policy, parameters, value: withValue ? policy.critic.value(this, agent, parameters, critic) : null };
   }
 
   get digest() {

@@ -182,11 +182,22 @@ def test_completion_is_printed_for_shells(shell, command):
         ("replay html", "gpu-vecenv replay record tag_gridworld"),
         ("plot", "gpu-vecenv plot runs/one runs/other"),
         ("trian", "gpu-vecenv --help"),
+        ("--seed 3", "gpu-vecenv --help"),
+        ("train cartpole --algorithm nonsuch", "gpu-vecenv train cartpole --help"),
+        ("train cartpole --seeds many", "gpu-vecenv train cartpole --help"),
+        ("train --resume", "gpu-vecenv train --help"),
+        ("evaluate", "gpu-vecenv evaluate --help"),
+        ("replay record cartpole --sed 3", "gpu-vecenv replay record cartpole --help"),
+        ("export run --greedy", "gpu-vecenv export run --help"),
     ],
 )
 def test_an_error_ends_with_the_command_that_helps(words, remedy, command):
     code, output, errors = command(*words.split())
     assert (code, output) == (2, "") and errors[-1].endswith(remedy)
+    said = "\n".join(errors)
+    assert said.count("--help") <= 1, "one command that helps, of this command"
+    assert not re.search("class '|typing|dummy|misplaced", said), "names of Python, or options of other commands"
+    assert len({len(line) for line in errors[:-1]}) <= 1, "lines of a box are equally long"
 
 
 def test_version_is_the_packages(command):
@@ -1196,7 +1207,9 @@ def test_what_is_no_reward_function_is_refused_before_anything_is_written(source
 
 def test_settings_hold_what_the_checkpoint_does_not(trained):
     settings = json.loads((trained / "settings.json").read_text())
-    run = json.loads(json.dumps(dataclasses.asdict(RunConfig(episodes=5, checkpoint_seconds=0, digests=True))))
+    run = json.loads(
+        json.dumps(dataclasses.asdict(RunConfig(episodes=5, best_episodes=100, checkpoint_seconds=0, digests=True)))
+    )
     assert settings == {
         **{"format": 2, "game": "tag_gridworld", "device": "cpu", "graphs": True},
         **{
@@ -1277,8 +1290,8 @@ def test_evaluate_prints_the_table_of_train(trained, command, monkeypatch):
         f"tag_gridworld: 20 episodes, {metrics['distinct_episodes']} distinct episodes; most likely actions; "
         "runner=random",
         "the runner was caught",
-        "mean, tagger",
-        "worst, tagger",
+        "  tagger  tagger ",
+        "    mean   worst ",
     ]
     words += [f"{metrics['terminated_fraction']:.1%}", f"{metrics['return_tagger']:.2f}", trained.name]
     assert [word for word in words if word not in output] == []

@@ -24,6 +24,7 @@ EXPECTED = {
     "new": ["check", "train"],
     "own": ["replay record", "web"],
     "bundled": ["replay record", "web"],
+    "resumed own": ["replay record", "web"],
     "seeds": ["replay record", "web"],
     "record own": ["replay html", "replay play"],
     "record bundled": ["replay html", "replay play"],
@@ -72,6 +73,7 @@ def printed(place: Path) -> dict[str, str]:
     commands = {
         "new": "new acorn --folder games".split(),
         "own": ["train", "games/acorn.py", *SHORT, "--out", "runs/my own"],
+        "resumed own": ["train", "--resume", "runs/my own", "--total-steps", "32"],
         "bundled": ["train", "tag_gridworld", *SHORT, "--grid", "4", "--out", "runs/tag"],
         "seeds": ["train", "games/acorn.py", *SHORT, "--seeds", "2", "--out", "runs/seeds"],
         "record own": ["replay", "record", "runs/my own", "--out", "replays"],

@@ -14,6 +14,9 @@ from gpu_vecenv.web.module import web_module
 
 NODE = shutil.which("node") or shutil.which("nodejs")
 SCRIPTS = Path(__file__).resolve().parents[2] / "gpu_vecenv" / "web"
+# Scripts of the page, in order, that compute policies; and that simulate episodes.
+NETWORKS = ("engine.js", "network.js", "policy.js", "critic.js")
+SIMULATION = (*NETWORKS, "numpy.js", "memory.js", "picture.js", "simulation.js", "history.js", "replay.js")
 REQUIRED = os.environ.get("GPU_VECENV_REQUIRED", "").split()
 
 

@@ -280,6 +280,7 @@ def test_grid_agents_are_in_their_cells():
     cells = [[3, 0], [3, 19], [20, 20], [0, 7], [11, 12]]
     frame, drawing = picture("tag_gridworld", cell=cells)
     assert colour_at(frame, drawing, (11.5, 12.5)) == BLUE
+    assert all(colour_at(frame, drawing, (column + 0.5, row + 0.5)) == RED for column, row in cells[:-1])
     rows, columns = where(frame, RED)
     scale = drawing.scale
     found = np.stack([(columns + 0.5) / scale + drawing.bounds[0], drawing.bounds[3] - (rows + 0.5) / scale], 1)
@@ -415,14 +416,14 @@ def test_landmarks_show_on_the_agents_that_cover_them():
     assert [colour_at(frame, drawing, at) for at in [(0.1, 0), (0.5, 0.9), (-0.2, -0.9)]] == [BLACK] * 3
 
 
-def test_adversaries_are_red_good_agents_green_and_obstacles_grey():
+def test_adversaries_are_red_good_agents_blue_and_obstacles_grey():
     frame, drawing = picture(
         "simple_tag",
         position=[[0, 0], [0.8, -0.5], [-0.8, 0], [0, 0.8]],
         landmark=[[0.5, 0.5], [-0.5, -0.8]],
     )
     assert [colour_at(frame, drawing, at) for at in [(0, 0), (0.8, -0.5), (-0.8, 0)]] == [RED] * 3
-    assert colour_at(frame, drawing, (0, 0.8)) == GREEN
+    assert colour_at(frame, drawing, (0, 0.8)) == BLUE
     assert [colour_at(frame, drawing, at) for at in [(0.65, 0.5), (-0.5, -0.65)]] == [GREY] * 2
 
 
@@ -436,7 +437,7 @@ def test_the_goal_is_marked_among_the_landmarks(goal):
     places = [(0.5, 0.5), (-0.5, -0.8)]
     frame, drawing = picture("simple_adversary", position=[[0, 0], [0.8, -0.5], [-0.8, 0]], landmark=places, goal=goal)
     assert [colour_at(frame, drawing, at) for at in [(0, 0), (0.8, -0.5), (-0.8, 0)]] == [RED, BLUE, BLUE]
-    assert colour_at(frame, drawing, places[goal]) == GREEN and colour_at(frame, drawing, places[1 - goal]) == GREY
+    assert colour_at(frame, drawing, places[goal]) == BLACK and colour_at(frame, drawing, places[1 - goal]) == GREY
 
 
 def test_a_particle_that_wandered_off_is_still_in_the_picture():

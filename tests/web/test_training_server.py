@@ -123,12 +123,14 @@ def test_the_page_plays_newer_policies_and_draws_curves(server, tmp_path):
         tab.on("console", lambda message: logged.append(message.text))
         tab.goto(server.url)
         tab.wait_for_function("() => window.page?.training?.known === '0-training'")
-        before = tab.evaluate(weight)
+        value = "page.simulation.outputs(0, { withValue: true }).value"
+        before, value_before = tab.evaluate(weight), tab.evaluate(value)
         train(server, tmp_path)
         server.finish()
         tab.wait_for_function(f"() => page.training.known === '{ITERATIONS}-ended'")
         after = torch.tensor(tab.evaluate(weight))
         assert after == next(iter(server._trainer.policies.values())).network.trunk[0].weight[0, 0] != before
+        assert tab.evaluate(value) != value_before, "newer critics too"
         assert (
             tab.inner_text("#training p")
             == f"Training has ended after {ITERATIONS} iterations; the final policies play"

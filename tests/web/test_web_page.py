@@ -3,6 +3,8 @@
 import base64
 import dataclasses
 import json
+import re
+import struct
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from gpu_vecenv.engine.digest import Digest
 from gpu_vecenv.envs.registry import GAMES
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.game_policy import GamePolicy
-from gpu_vecenv.train.policy import Policy, default_network
+from gpu_vecenv.train.policy import Policy, default_actor, default_network
 from gpu_vecenv.train.role_view import RoleView
 from gpu_vecenv.watch.replay import record
 from gpu_vecenv.web.page import game_page
@@ -167,7 +169,9 @@ def test_the_inspector_shows_observation_probabilities_and_value(show):
     shown = [float(row.split()[-2]) / 100 for row in rows[1:]]
     assert [row.split()[:2] for row in rows[1:]] == [["action", str(k)] for k in range(5)]
     assert shown == pytest.approx(logits[0].softmax(-1).tolist(), abs=6e-4)  # rounded to a tenth of a percent
-    assert tab.evaluate("page.inspector.value(0, 4)") == pytest.approx(value.item(), rel=1e-4)  # other order of sums
+    found = tab.evaluate("page.simulation.outputs(4, { withValue: true }).value")
+    assert found == pytest.approx(value.item(), rel=1e-4)  # other order of sums
+    assert float(rows[0].split()[1].replace("\N{MINUS SIGN}", "-")) == pytest.approx(found, rel=1e-2)  # rounded
     parts = GAME.layout.observation.parts["runner"]
     names = [row.split("\t")[0] for row in tab.locator("#observed tr").all_inner_texts()]
     assert {name.replace("_", " ") for name in parts.own} <= set(names)
@@ -175,6 +179,29 @@ def test_the_inspector_shows_observation_probabilities_and_value(show):
     tab.select_option("#actor-runner", "random")
     tab.click("#back")
     assert tab.inner_text("#action") == "Its actor: random."
+
+
+def test_the_inspector_says_why_there_is_no_value_and_what_a_memory_lacks(show):
+    view = RoleView(GAME, ["tagger", "runner"])
+    actor = default_actor(view, (8,), kind="gru")
+    policy = Policy(GAME, view.roles, actor, critic=torch.nn.Linear(30, 1))
+    tab = show(GAME, GamePolicy(GAME, {"tagger+runner": policy}))
+    tab.click("#inspector summary")
+    reason = "none: the critic of tagger+runner is a Linear, which the page does not compute"
+    assert tab.inner_text("#action tr:first-child") == f"value\t{reason}"
+    tab.click("#tiles")
+    tab.wait_for_function("() => page.mosaic.steps > 0")
+    tab.click("#play")  # pauses
+    tab.focus("canvas.tiles")
+    tab.keyboard.press("ArrowRight")
+    tab.keyboard.press("Enter")
+    step = tab.inner_text("#step")
+    assert (
+        tab.inner_text("#action p")
+        == f"Its memory begins at step {step}, from which on this environment is shown alone."
+    )
+    seeded(tab, 1)
+    assert not tab.is_visible("#action p")
 
 
 def test_keys_steer_an_agent(show):
@@ -540,6 +567,16 @@ def test_the_command_writes_a_folder(tmp_path, capsys):
 @pytest.mark.parametrize("name", GAMES)
 def test_every_game_has_a_page_of_at_most_300_kb(name):
     assert len(game_page(gpu_vecenv.configure(name))["index.html"]) <= 300_000
+
+
+def test_a_page_plays_with_the_shared_fields_of_the_run():
+    game = gpu_vecenv.configure("overcooked")
+    trainer = gpu_vecenv.Trainer(gpu_vecenv.VecEnv(game, 1, "cpu"), gpu_vecenv.PPOConfig(total_steps=10))
+    for shared, weight in (({"shaping_weight": torch.tensor(0.25)}, 0.25), ({}, 1.0)):
+        files = game_page(game, GamePolicy(game, trainer.policies, shared=shared))
+        bits = json.loads(files["game.json"])["shared"]["state_shaping_weight"]
+        assert struct.unpack("f", base64.b64decode(bits)) == (weight,)
+        assert re.findall(rb'"name": ?"shaping_weight", ?"value": ?([\d.]+)', files["index.html"]) == [str(weight).encode()]
 
 
 def test_policies_of_another_configuration_are_refused():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from support.node import require_node, run_node
+from support.node import NETWORKS, require_node, run_node
 
 import gpu_vecenv
 from gpu_vecenv.engine.data_manager import TORCH_TYPES
@@ -71,9 +71,7 @@ def observations(policy, game, seed=3):
 def in_node(policy, rows, agent=0, mask=None, draws=0, begins=None):
     flat = rows.flatten(1).tolist()
     job = {"policy": policy_json(policy), "agent": agent, "observations": flat, "bytes": rows.dtype == torch.uint8}
-    return run_node(
-        "policy_outputs.js", {**job, "mask": mask, "draws": draws, "begins": begins}, "engine.js", "policy.js"
-    )
+    return run_node("policy_outputs.js", {**job, "mask": mask, "draws": draws, "begins": begins}, *NETWORKS)
 
 
 @pytest.mark.parametrize(

@@ -5,21 +5,20 @@ import dataclasses
 
 import numpy as np
 import pytest
-from support.node import module_json, require_node, run_node
+from support.node import SIMULATION, module_json, require_node, run_node
 
 import gpu_vecenv
 from gpu_vecenv.declare.field import C_TYPES
 from gpu_vecenv.watch.replay import record
 
 require_node()
-SCRIPTS = ("engine.js", "numpy.js", "policy.js", "picture.js", "simulation.js", "history.js", "replay.js")
 PLAYED = ("tag_gridworld", "connect_four", "pendulum", "simple_adversary")  # choices; turns, masks; a Box; padding
 
 
 def simulated(game, replays, **options):
     content = {**module_json(game, **options), "policies": [], "noop": {}}
     files = [base64.b64encode(replay.to_bytes()).decode() for replay in replays]
-    return run_node("replayed.js", {"content": content, "replays": files}, *SCRIPTS)
+    return run_node("replayed.js", {"content": content, "replays": files}, *SIMULATION)
 
 
 @pytest.mark.parametrize("name", PLAYED)
@@ -69,7 +68,7 @@ def test_any_step_is_simulated_again_from_a_snapshot():
     content = {**module_json(game), "policies": [], "noop": {}}
     text = base64.b64encode(replay.to_bytes()).decode()
     given = {"content": content, "replay": text, "steps": steps, "snapshots": 8}
-    found = run_node("scrubbed.js", given, *SCRIPTS)
+    found = run_node("scrubbed.js", given, *SIMULATION)
     assert found["sought"] == [found["played"][step] for step in steps]
     assert found["played"][-1][0] == replay.digest
     assert (found["spacing"], found["kept"]) == (16, 7), "at most 8 snapshots"
