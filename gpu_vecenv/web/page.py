@@ -131,6 +131,7 @@ def _content(
         "WebAssembly": f"{len(module.wasm):,} bytes, from the source of the GPU's kernels",
         "made with": f"gpu_vecenv {__version__}",
     }
+    shared: dict[str, Any] = {**game.arrays(), **arrays}
     return {
         "title": title or name,
         "summary": game_summary(type(game)) or roles,
@@ -148,7 +149,7 @@ def _content(
             if each.low < each.high
         ],
         "scalars": [
-            {"name": field.name, "value": {**game.arrays(), **arrays}[field.name].item()}
+            {"name": field.name, "value": shared[field.name].item()}
             for field in layout.fields
             if field.shared and field.shape == ()
         ],
