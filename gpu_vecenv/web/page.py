@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from gpu_vecenv._version import __version__
@@ -131,7 +132,6 @@ def _content(
         "WebAssembly": f"{len(module.wasm):,} bytes, from the source of the GPU's kernels",
         "made with": f"gpu_vecenv {__version__}",
     }
-    shared: dict[str, Any] = {**game.arrays(), **arrays}
     return {
         "title": title or name,
         "summary": game_summary(type(game)) or roles,
@@ -149,7 +149,7 @@ def _content(
             if each.low < each.high
         ],
         "scalars": [
-            {"name": field.name, "value": shared[field.name].item()}
+            {"name": field.name, "value": np.asarray({**game.arrays(), **arrays}[field.name]).item()}
             for field in layout.fields
             if field.shared and field.shape == ()
         ],
