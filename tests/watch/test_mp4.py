@@ -45,7 +45,7 @@ def test_a_file_has_the_frames_their_times_and_where_one_can_start():
     assert numbers(found[f"{table}stsc"][1]) == [0, 1, 1, len(FRAMES), 1], "all in one chunk"
     lengths = [len(data) for data, _ in FRAMES]
     assert numbers(found[f"{table}stsz"][1]) == [0, 0, len(FRAMES), *lengths]
-    ((zero, one, at), data) = numbers(found[f"{table}stco"][1]), bytes(sum((data for data, _ in FRAMES), []))
+    ((zero, one, at), data) = numbers(found[f"{table}stco"][1]), b"".join(bytes(data) for data, _ in FRAMES)
     assert (zero, one) == (0, 1) and content[at : at + len(data)] == data == found["mdat"][1]
     # The sample entry, behind a version and a count, and in it that of the encoder.
     (path, (_, entry)), *_ = boxes(found[f"{table}stsd"][1][8:]).items()
