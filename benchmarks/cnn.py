@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from gpu_vecenv.train.convolutions import ImageConvolution
 from gpu_vecenv.train.networks import orthogonal
 
 GAIN = 2**0.5  # of hidden layers
@@ -27,7 +28,7 @@ class PublishedCNN(nn.Module):
         height, width, channels = obs_shape
         layers: list[nn.Module] = []
         for kernel in KERNELS:
-            convolution = nn.Conv2d(channels, FILTERS, kernel, padding="same")
+            convolution = ImageConvolution((height, width), channels, FILTERS, kernel, padding=kernel // 2)
             nn.init.orthogonal_(convolution.weight, GAIN)
             assert convolution.bias is not None
             nn.init.zeros_(convolution.bias)

@@ -58,6 +58,10 @@ class EnvContractError(RuntimeError):
     """A game's device code breaks the engine's contract, for instance writes outside of its environment."""
 
 
+class DataRaceError(EnvContractError):
+    """Threads of a group access the same memory without a ``group_sync()`` between, which only a GPU would show."""
+
+
 class ForkedProcessError(RuntimeError):
     """A forked process uses GPU objects of its parent; use the start method "spawn"."""
 
@@ -144,11 +148,15 @@ def nearest(name: str, known: Iterable[str], list_all: bool = False) -> str:
     return f"nearest: {', '.join(near)}" + (f"; {everything}" if list_all else "")
 
 
-class AgentKeyError(KeyError):
-    """A dictionary's keys are not the expected agents or roles; the message lists both."""
+class UnknownNameError(KeyError):
+    """No tensor has this name; the message lists the nearest names."""
 
     def __str__(self) -> str:  # KeyError prints the repr
         return str(self.args[0]) if self.args else ""
+
+
+class AgentKeyError(UnknownNameError):
+    """A dictionary's keys are not the expected agents or roles; the message lists both."""
 
 
 class PettingZooResetNeededError(ResetNeededError, AssertionError, AttributeError):

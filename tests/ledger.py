@@ -46,6 +46,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     **{name: {"max_steps": 200} for name in ("harvest", "cleanup")},
     "economy": {"max_steps": 200, "period": 40, "fixed_four_skill_and_loc": False},
 }
+ALSO = {"economy": {"tax_model": "saez"}}  # a second configuration, of code that the first one has not
 SOURCES = (
     "gpu_vecenv/compile/codegen.py",
     "gpu_vecenv/compile/engine_kernels.py",
@@ -59,8 +60,9 @@ Row = dict[str, Any]
 
 def rows_to_record(agent_steps: int) -> Iterator[Row]:
     """The rows to record, without digests."""
-    for name, version in ((name, version) for name, game in GAMES.items() for version in versions(game).values()):
-        config = {**CONFIGS.get(name, {}), **version}
+    played = [(name, version) for name, game in GAMES.items() for version in versions(game).values()]
+    for name, changes in [*played, *ALSO.items()]:
+        config = {**CONFIGS.get(name, {}), **changes}
         num_envs = -(-SHORT // (STEPS * gpu_vecenv.configure(name, **config).num_agents))
         for mode in MODES:
             marks = {STEPS, STEPS * max(1, agent_steps // SHORT)} if mode == "same_step" else {STEPS}

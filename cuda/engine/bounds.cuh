@@ -24,9 +24,9 @@ struct Index {
         : value((i64)index), line(at_line), file(hash_of(in_file)) {}
 };
 
-// Of one environment: Array + 1 or 0, axis, index, index of the first axis, size of the axis, line, file.
-// engine/guards.py reads it.
-constexpr int RECORD_ITEMS = 7;
+// Of one environment: Array + 1 or 0, axis, index, index of the first axis, size of the axis, line, file; races.cuh has
+// other items behind the first. engine/guards.py reads it.
+constexpr int RECORD_ITEMS = 11;
 
 #if defined(__CUDACC__)
 HD i64*& record() {

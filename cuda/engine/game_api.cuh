@@ -122,6 +122,9 @@ HD int group_reduce_min(int x) {
 
 constexpr int THREADS_PER_ENV = 1;
 HD int thread_rank() { return 0; }
+
+#if !defined(TRACES_ACCESSES)
+
 HD void group_sync() {}
 HD bool group_any(bool p) { return p; }
 HD int group_reduce_min(int x) { return x; }
@@ -135,6 +138,29 @@ HD int atomic_add(int* p, int n) {
     FOR_AGENTS (i)    \
         FOR_RANGE (k, OBS_SIZE)
 #define ONCE
+
+#else  // races.cuh follows which thread of a group would execute what
+
+HD void group_sync(int line = __builtin_LINE(), const char* file = __builtin_FILE()) { races::sync(line, file); }
+HD bool group_any(bool p, int line = __builtin_LINE(), const char* file = __builtin_FILE()) {
+    races::require_all_threads(line, file);
+    return p;
+}
+HD int group_reduce_min(int x, int line = __builtin_LINE(), const char* file = __builtin_FILE()) {
+    races::require_all_threads(line, file);
+    return x;
+}
+HD int atomic_add(int* p, int n) { return races::atomic_add(p, n); }
+#define FOR_RANGE(i, n)                                                                                    \
+    for (races::Scope scope_##i(races::IN_LOOP, __LINE__, __FILE__, (n) == NUM_AGENTS); scope_##i.once();) \
+        for (int k_##i = 0, n_##i = (n), i = visit_order(0, n_##i); k_##i < n_##i && races::enter(i);      \
+             i = visit_order(++k_##i, n_##i))
+#define FOR_OBS(i, k)                         \
+    FOR_RANGE (at_##i, NUM_AGENTS * OBS_SIZE) \
+        for (int i = at_##i / OBS_SIZE, k = at_##i % OBS_SIZE, end_##i = k + 1; k < end_##i; ++k)
+#define ONCE if (races::Scope scope_once(races::IN_ONCE, __LINE__, __FILE__, false); races::enter(0))
+
+#endif
 
 #endif
 

@@ -21,12 +21,15 @@ struct Memory {
 };
 
 // Writes the guard bytes; the whole group calls it before a call of the game, and check() after.
-HD Scratch* begin(Memory* memory) {
+HD Scratch* begin(Memory* memory, [[maybe_unused]] void* frame = __builtin_frame_address(0)) {
     FOR_RANGE (k, bounds::GUARD_BYTES) {
         memory->before[k] = bounds::GUARD_BYTE;
         memory->after[k] = bounds::GUARD_BYTE;
     }
     group_sync();
+#if defined(TRACES_ACCESSES)
+    races::begin(frame);
+#endif
     return &memory->scratch;
 }
 
@@ -42,6 +45,9 @@ HD void check(const Memory* memory) {
         }
         if (offset != 0) bounds::write_record(bounds::SCRATCH_GUARDS, 0, offset, SIZE, -1);
     }
+#if defined(TRACES_ACCESSES)
+    races::end();
+#endif
 }
 
 #endif

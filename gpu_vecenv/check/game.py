@@ -11,7 +11,7 @@ import torch
 
 from gpu_vecenv.check import Failure, Report, check_parallel_env, check_vector_env, chosen_checks
 from gpu_vecenv.check.context import CHECKS
-from gpu_vecenv.check.game_runs import LONGEST, Cause, GameRun, first_difference, first_fault, ways
+from gpu_vecenv.check.game_runs import LONGEST, Cause, GameRun, first_difference, first_fault, first_race, ways
 from gpu_vecenv.check.isolation import ProcessEnded, run_isolated
 from gpu_vecenv.check.report import GAME_CHECKS
 from gpu_vecenv.check.sanitize import sanitizer_finding
@@ -57,6 +57,9 @@ def check_game(
     A game of several agents is checked with ``check_parallel_env`` as well; with that alone if some role has a Box that
     another does not have, since Gymnasium's interface has one action space for all.
 
+    Then, on the CPU too, whether threads of a group would race on a GPU: each index of a loop counts as a thread, and
+    no other may read or write what one has written until the next ``group_sync()``.
+
     On the CPU every range is also iterated backwards and shuffled, since GPU threads have no order; on a GPU the game
     is also run with other numbers of threads per environment, and on the CPU. On both, half of the environments alone
     must be bitwise equal to the same ones among all, and nothing may be written between environments.
@@ -65,7 +68,7 @@ def check_game(
         game: The configured game.
         device: "cpu", "cuda", "cuda:1"; None takes cuda if usable, else cpu.
         driver: "pycuda" or "cuda_core" (CUDA only); None takes the first that works.
-        checks: Checks to run, of "G00" … "G05" and "K01" … "K28"; None runs all but "G00". A call that does not end, or
+        checks: Checks to run, of "G00" … "G06" and "K01" … "K28"; None runs all but "G00". A call that does not end, or
             writes where it may not, is "G01" whatever was chosen.
         num_envs: Environments whose trajectories are compared, at least 2.
         steps: Length of most runs, at least 10. Violations that occur later are not found.
@@ -125,6 +128,8 @@ def _stages(run: GameRun, modes: Iterable[str], parallel: bool) -> dict[str, Sta
         stages["sanitizers"] = _sanitizers
     if run.checks.intersection(RULES):
         stages["rules"] = _rules
+    if "G06" in run.checks:
+        stages["races"] = _races
     if "G05" in run.checks:
         stages["bitwise equality"] = _ways_to_run
     if run.checks.intersection(CHECKS):
@@ -180,6 +185,21 @@ def _rules(run: GameRun, on_progress: OnProgress) -> Report:
             if left_out:
                 report.notes[check] = left_out
     return report
+
+
+def _races(run: GameRun, on_progress: OnProgress) -> Report:
+    """G06, on the CPU in a process of its own."""
+    on_progress(0.0, "races")
+    name = run.game.name()
+    if not run.game.layout.host:
+        return Report(name, skipped={"G06": "races are searched for on the CPU, and the game has host = False"})
+    try:
+        cause = run_isolated(partial(first_race, run), run.call_seconds)
+    except ProcessEnded as error:
+        cause = Cause("G01", f"{error}; sanitize=True, or --sanitize, names file and line")
+    except (KernelCompileError, CompilerError, ConfigError) as error:
+        return Report(name, skipped={"G06": str(error).splitlines()[0]})
+    return Report(name, passed=["G06"]) if cause is None else _failed(run, *cause)
 
 
 def _ways_to_run(run: GameRun, on_progress: OnProgress) -> Report:

@@ -11,10 +11,11 @@ import torch
 
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.vec_env import VecEnv
-from gpu_vecenv.errors import EnvContractError
+from gpu_vecenv.errors import DataRaceError, EnvContractError
 
 POISONS = 0x41, 0x3E  # bytes of floats and ints that are ordinary numbers, and differ
 PROBED_ENVS = 16  # environments of debug builds
+RACED_ENVS = 2  # of those in which races are searched for, which are slower
 LONGEST = 5000  # steps in search of a time limit
 Tensors = dict[str, torch.Tensor]
 
@@ -98,6 +99,35 @@ def _first_fault(run: GameRun, device: torch.device, at: Callable[[str], None]) 
         outputs = [_outputs(env.step(actions)) | _state(env) for env in envs]
         if (cause := first(envs[0], outputs, f"step {step}")) is not None:
             return cause
+    return None
+
+
+def first_race(run: GameRun, at: Callable[[str], None]) -> Cause | None:
+    """Play on the CPU, where accesses are recorded that would race between the threads of a group on a GPU.
+
+    Args:
+        run: The game.
+        at: Called before each call with its name.
+
+    Raises:
+        ConfigError: The compiler does not report accesses.
+        KernelCompileError: The game does not compile with checked indices.
+    """
+    call = ""
+    try:
+        at(call)
+        env = VecEnv(run.game, min(run.num_envs, RACED_ENVS), "cpu", races=True)
+        for step in range(run.steps + 1):
+            call = f"step {step}" if step else "reset"
+            at(call)
+            if step:
+                env.step(env.sample_actions())
+            else:
+                env.reset(seed=run.seed)
+    except DataRaceError as error:
+        return Cause("G06", f"{error} (in {call})")
+    except EnvContractError as error:
+        return Cause("G01", f"{error} (in {call})")
     return None
 
 

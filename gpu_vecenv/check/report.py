@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from gpu_vecenv.check.context import CHECKS, PREFLIGHT
 from gpu_vecenv.escapes import printable, printable_lines
 
 if TYPE_CHECKING:
+    from rich.console import Group
     from rich.table import Table
 
 MAX_FINDINGS = 20  # per check: a violation often recurs in every step
@@ -21,6 +23,7 @@ GAME_CHECKS = {
     "G02": "what is read was written before",
     "G03": "rewards and observations are finite",
     "G04": "episodes end at their limit",
+    "G06": "threads of a group do not race",
     "G05": "results do not depend on how a game is run",
 }
 
@@ -34,7 +37,7 @@ class Failure:
     """One violation of the interface, or of the rules for games.
 
     Args:
-        check: "K01" … "K28", or "G00" … "G05" for a game's rules; "K00" is what all of the former rely on.
+        check: "K01" … "K28", or "G00" … "G06" for a game's rules; "K00" is what all of the former rely on.
         title: Title of the check.
         got: What the environment did.
         expected: What was expected; empty where ``got`` is a whole sentence about a game.
@@ -108,14 +111,37 @@ class Report:
             own = self.notes.setdefault(check, [])
             own += [note for note in notes if note not in own]
 
+    @property
+    def counts(self) -> str:
+        """How many checks passed, failed and were skipped, with the name."""
+        counts = f"{len(self.passed)} passed, {len(self.failed)} failed, {len(self.skipped)} skipped"
+        return printable(f"{self.name}: {counts}")
+
+    def summary(self, option: str) -> Group:
+        """For rich: the checks that failed, the counts, and which were skipped.
+
+        Args:
+            option: What shows the table of all checks.
+        """
+        from rich.console import Group
+        from rich.text import Text
+
+        parts: list[Table | Text] = [self._table(self.failed, "")] if self.failures else []
+        parts.append(Text(self.counts, "red" if self.failures else "green"))
+        skipped = f"skipped: {' '.join(sorted(self.skipped))}; " if self.skipped else ""
+        parts.append(Text(f"{skipped}{option} shows all checks, with reasons", "dim"))
+        return Group(*parts)
+
     def __rich__(self) -> Table:
+        return self._table([*self.passed, *self.failed, *self.skipped, *self.notes], self.counts)
+
+    def _table(self, names: Iterable[str], title: str) -> Table:
         from rich.table import Table
         from rich.text import Text
 
-        counts = f"{len(self.passed)} passed, {len(self.failed)} failed, {len(self.skipped)} skipped"
-        title = Text(printable(f"{self.name}: {counts}"))
-        table = Table("check", "title", "result", title=title, title_justify="left", expand=False)
-        for name in sorted({*self.passed, *self.failed, *self.skipped, *self.notes}):
+        head = Text(title) if title else None
+        table = Table("check", "title", "result", title=head, title_justify="left", expand=False)
+        for name in sorted({*names}):
             lines = [("skipped: " + self.skipped[name], "dim")] if name in self.skipped else []
             own = [str(failure) for failure in self.failures if failure.check == name]
             lines += [(line, "red") for line in own[:MAX_SHOWN]]

@@ -46,7 +46,8 @@ class ReportOptions(Command):
 
     steps: int = param(300, low=10)  # steps of most runs; later behaviour is not tested
     seed: int = param(17, low=0)  # the first of the seeds
-    checks: str | None = None  # checks to run, such as K01,K10; None: all
+    checks: tuple[str, ...] = ()  # checks to run, such as K01 K10 or K01,K10; none: all
+    verbose: bool = False  # print all checks, also those that pass, why others are skipped, and notes
     json: str | None = None  # file for the report as JSON, - for the standard output
     junit: str | None = None  # file for the report as JUnit's XML
 
@@ -61,14 +62,14 @@ class ReportOptions(Command):
     @property
     def chosen(self) -> list[str] | None:
         """The names in ``checks``."""
-        return None if self.checks is None else [name.strip() for name in self.checks.split(",")]
+        return [name for part in self.checks for name in re.split(r"[\s,]+", part) if name] or None
 
     def finish(self, report: Report) -> int:
         """Print and write the report; 1 if a check fails."""
         if self.json == "-":
             print(as_json(report))
         else:
-            Console().print(report)
+            Console().print(report if self.verbose else report.summary("--verbose"))
         for path, text in ((self.json, as_json), (self.junit, as_junit)):
             if path not in (None, "-"):
                 replace_file(Path(str(path)), text(report).encode())

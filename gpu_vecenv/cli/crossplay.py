@@ -46,7 +46,8 @@ class Crossplay(DeviceOptions):
     The policies of each run play with and against those of each other run. RUN is the folder of a run, one of its
     checkpoints, a folder of several seeds, which stands for all of its runs, the word random, or for a role alone
     runner=OTHER_RUN, runner=random or a script, runner=file.py:function. A run with populations stands for all of
-    their members, RUN:2 for the members 2. The game is configured as in the first run.
+    their members, RUN:2 for the members 2. The game is configured as in the first
+    run, with the shared fields of its checkpoint.
     """
 
     runs: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="RUN...")]]  # at least one, see above
@@ -76,7 +77,8 @@ class Crossplay(DeviceOptions):
             check_ratings()
         entries = self._entries()
         first = next(entry for entry in entries.values() if isinstance(entry, GamePolicy))
-        env = VecEnv(first.game, min(self.num_envs, self.episodes), first.device, driver=self.driver)
+        how: dict[str, Any] = {"driver": self.driver, "arrays": first.shared}
+        env = VecEnv(first.game, min(self.num_envs, self.episodes), first.device, **how)
         options: dict[str, Any] = {"roles": self.roles, "greedy": self.greedy, "seed": self.seed}
         with ProgressDisplay("crossplay") as on_progress:
             found = crossplay(env, entries, episodes=self.episodes, on_progress=on_progress, **options)
@@ -151,15 +153,27 @@ def _print_tables(game: str, found: CrossPlay, rated: Mapping[str, Mapping[str, 
     each = counted(found.episodes, "episode")
     _print_line(console, f"{game}: mean returns of {each} each; rows play {rows}, columns {columns}")
     for role, matrix in found.returns.items():
+        for text in ("{0:.2f} ± {1:.2f}", "{0:.2f}", "{0:.3g}"):  # the first that fits
+            cells = [
+                [text.format(*pair) for pair in zip(*pairs, strict=True)]
+                for pairs in zip(matrix.mean, matrix.standard_error, strict=True)
+            ]
+            columns_of = [
+                [str(numbers[name]), *column]
+                for name, column in zip(found.columns, zip(*cells, strict=True), strict=True)
+            ]
+            widths = [len(str(len(numbers))), len(rows), *(max(map(len, column)) for column in columns_of)]
+            width = sum(each + 3 for each in widths) + 1  # a space on both sides, and lines
+            if width <= console.width:
+                break
         table = Table(title=Text(printable(f"return, {role}")))
-        table.add_column("", justify="right")
-        table.add_column(Text(printable(rows)), no_wrap=True)
-        for name in found.columns:
-            table.add_column(str(numbers[name]), justify="right", no_wrap=True)
-        for name, means, errors in zip(found.rows, matrix.mean, matrix.standard_error, strict=True):
-            cells = [f"{mean:.2f} ± {error:.2f}" for mean, error in zip(means, errors, strict=True)]
-            table.add_row(str(numbers[name]), Text(printable(name)), *cells)
-        console.print(table)
+        table.add_column("", justify="right", min_width=widths[0])
+        table.add_column(Text(printable(rows)), overflow="fold", min_width=widths[1])
+        for (name, *_), least in zip(columns_of, widths[2:], strict=True):
+            table.add_column(name, justify="right", no_wrap=True, min_width=least)
+        for name, row in zip(found.rows, cells, strict=True):
+            table.add_row(str(numbers[name]), Text(printable(name)), *row)
+        Console(width=max(width, console.width)).print(table)
         if role in found.self_and_cross_play:
             _print_line(console, f"{role}: {_in_words(found.self_and_cross_play[role])}")
     for name in (name for name in found.columns if name not in found.rows):

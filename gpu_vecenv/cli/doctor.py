@@ -47,6 +47,7 @@ class Diagnosis:
     nvrtc: Finding = Finding()
     pycuda: Finding = Finding()
     cuda_core: Finding = Finding()
+    ziglang: Finding = Finding()
     launches: dict[str, str] = field(default_factory=dict)  # CUDA driver -> "works" or the reason
 
 
@@ -71,6 +72,7 @@ def examine() -> Diagnosis:
         nvrtc=_examine_nvrtc(),
         pycuda=_examine_module("pycuda.driver", "pycuda"),
         cuda_core=_examine_module("cuda.core", "cuda.core"),
+        ziglang=_examine_ziglang(),
         launches={} if torch.problem else drivers_that_work(),
     )
 
@@ -105,6 +107,15 @@ def _examine_nvrtc() -> Finding:
     except Exception as error:
         return Finding(problem=toolchain.one_line(error))
     return Finding(f"CUDA {major}.{minor}")
+
+
+def _examine_ziglang() -> Finding:
+    """The compiler of pages, which is also one for the CPU."""
+    command = toolchain.find_webassembly_compiler()
+    if command is None:
+        return Finding(problem=f"gpu-vecenv web and train --watch need it: {toolchain.pip('ziglang')}")
+    ok, output = toolchain.output_of([*command[:-1], "version"])
+    return Finding(toolchain.one_line(output)) if ok else Finding(problem=toolchain.one_line(output))
 
 
 def _examine_module(module: str, package: str) -> Finding:
@@ -158,6 +169,7 @@ def report(diagnosis: Diagnosis) -> str:
         "NVRTC": diagnosis.nvrtc,
         "PyCUDA": diagnosis.pycuda,
         "cuda.core": diagnosis.cuda_core,
+        "ziglang": diagnosis.ziglang,
     }
     rows += [(title, part.found or f"missing: {part.problem}") for title, part in parts.items()]
     rows += [(f"launch: {name}", result) for name, result in diagnosis.launches.items()]

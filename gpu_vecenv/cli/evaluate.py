@@ -51,7 +51,9 @@ class Evaluate(DeviceOptions):
                 raise ConfigError(f"unknown role {name!r} in opponents; the roles are {known}")
             others = actors_of("opponents", loaded.game, name, source, best=self.best, device=loaded.device)
             role_policies = replaced(loaded.game, role_policies, others)
-        env = VecEnv(loaded.game, min(self.num_envs, self.episodes), loaded.device, driver=self.driver)
+        env = VecEnv(
+            loaded.game, min(self.num_envs, self.episodes), loaded.device, driver=self.driver, arrays=loaded.shared
+        )
         how: dict[str, Any] = {"greedy": self.greedy, "seed": self.seed}
         with ProgressDisplay("evaluate") as on_progress:
             results = evaluate(env, role_policies, self.episodes, on_progress=on_progress, **how)

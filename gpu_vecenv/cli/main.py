@@ -6,6 +6,7 @@ import contextlib
 import io
 import itertools
 import os
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -75,6 +76,9 @@ COMMANDS: dict[str, Any] = {
     "tune": Tune,
     "bench": Bench,
 }
+# Lines of tyro's boxes, whose borders are spaces where the terminal has no others: rules, and commands that help.
+RULE = re.compile("│? +[─-]+ *│?")
+FOOTER = re.compile(rf". *(For full helptext, (run|see)\b.*|(in )?{PROGRAM} .*--help) +.")
 ABOUT = "Environments of many agents, and PPO for them, on the GPU or the CPU."
 HELP = f"""\
 usage: {PROGRAM} COMMAND …
@@ -87,16 +91,16 @@ GAME is a name or a Python file: {PROGRAM} train my_game.py
 {PROGRAM} COMMAND [GAME] --help prints the options, with those of the game."""
 
 
-def subcommands(arguments: Sequence[str]) -> Any:
-    """The union of all commands for tyro; the command of ``arguments`` has the options of the game they name."""
-    chosen, rest = arguments[0], arguments[1:]
+def all_commands() -> Any:
+    """The union of all commands for tyro, which prints completions of it."""
     options = []
     for name, command in COMMANDS.items():
         configured, default = command, tyro.MISSING_NONPROP
         if issubclass(command, Command):
-            configured, default = command.for_arguments(rest if name == chosen else ())
-        summary = None if name == chosen else summary_of(command)
-        options.append(Annotated[configured, tyro.conf.subcommand(name, default=default, description=summary)])
+            configured, default = command.for_arguments(())
+        options.append(
+            Annotated[configured, tyro.conf.subcommand(name, default=default, description=summary_of(command))]
+        )
     return Union[tuple(options)]  # noqa: UP007  # built at run time
 
 
@@ -112,17 +116,26 @@ def parse(arguments: Sequence[str]) -> Any:
         ConfigError: The command or game is unknown, or a value is out of range.
         SystemExit: Help has been printed, or tyro's own message about an option that is unknown or cannot be parsed.
     """
-    if not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
-        raise ConfigError(f"unknown command {arguments[0]!r}; {nearest(arguments[0], COMMANDS)}; see {PROGRAM} --help")
+    if (name := arguments[0]).startswith("--tyro-"):
+        return tyro.cli(
+            all_commands(), args=arguments, prog=PROGRAM, description=ABOUT, config=(tyro.conf.OmitArgPrefixes,)
+        )
+    if name.startswith("-"):
+        raise ConfigError(f"{name!r} is before any command; expected a command first; see {PROGRAM} --help")
+    if name not in COMMANDS:
+        raise ConfigError(f"unknown command {name!r}; {nearest(name, COMMANDS)}; see {PROGRAM} --help")
+    command, default = COMMANDS[name], tyro.MISSING_NONPROP
+    if issubclass(command, Command):
+        command, default = command.for_arguments(arguments[1:])
     message = io.StringIO()
     try:
         with contextlib.redirect_stderr(message):
             return tyro.cli(
-                subcommands(arguments),
-                args=arguments,
-                prog=PROGRAM,
-                description=ABOUT,
-                config=(tyro.conf.OmitArgPrefixes,),
+                command,
+                args=arguments[1:],
+                default=default,
+                prog=f"{PROGRAM} {name}",
+                config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
             )
     except SystemExit as stop:
         cause = stop.__context__  # of a ValueError in __post_init__ tyro makes an exit
@@ -130,10 +143,26 @@ def parse(arguments: Sequence[str]) -> Any:
             cause = cause.__context__
         if cause is not None:
             raise cause from None
-        sys.stderr.write(printable_lines(message.getvalue()))
-        if f"{PROGRAM} --help" in message.getvalue():  # which has no options
-            print(f"Help: {_help_command(arguments)}", file=sys.stderr)
+        if message.getvalue():
+            sys.stderr.write(printable_lines(plain_error(message.getvalue(), arguments)))
         raise
+
+
+def plain_error(box: str, arguments: Sequence[str]) -> str:
+    """Tyro's message, a box, without names of Python's types, and with the command that prints the game's options."""
+    lines = []
+    for line in box.splitlines():
+        if "<class 'NoneType'>" in line:
+            continue
+        shown = re.sub(r"<class '(\w+)'>", r"\1", re.sub(r"typing\.Literal\[(.*?)\]:", r"\1:", line))
+        if FOOTER.fullmatch(shown):
+            continue
+        if shown != line:
+            shown = f"{shown[:-1]}{' ' * (len(line) - len(shown))}{shown[-1]}"
+        lines.append(shown)
+    if len(lines) > 2 and RULE.fullmatch(lines[-2]):  # above the footer
+        del lines[-2]
+    return "\n".join([*lines, f"Help: {_help_command(arguments)}\n"])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

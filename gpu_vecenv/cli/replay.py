@@ -97,10 +97,11 @@ class RecordOptions(DeviceOptions):
             what = f"{counted(recording.num_steps, 'step')}, return {_returns(recording)}, {size:,} bytes"
             print(printable(f"wrote {path}: {what}"))
         only = set(self.out.glob(f"*{SUFFIX}")) == set(files)  # others may be of games that are not known here
-        words = [PROGRAM, "replay", "html", *map(str, [self.out] if only else files)]
+        words = list(map(str, [self.out] if only else files))
         if argument := game_argument(type(env.game)):
             words += ["--game", argument]
-        print(printable(f"to watch: {shlex.join(words)}"))
+        for what, command in (("to watch, as a page", "html"), ("to compare a run with them", "play")):
+            print(printable(f"{what}: {shlex.join([PROGRAM, 'replay', command, *words])}"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +145,8 @@ class RecordRun(RecordOptions):
     def __call__(self) -> None:
         """Record."""
         loaded = load_run_policy(self.run, game=self.game, best=self.best, device=self.device)
-        self.save(VecEnv(loaded.game, 1, loaded.device, driver=self.driver), dict(loaded.policies), self.greedy)
+        env = VecEnv(loaded.game, 1, loaded.device, driver=self.driver, arrays=loaded.shared)
+        self.save(env, dict(loaded.policies), self.greedy)
 
 
 @dataclass(frozen=True, kw_only=True)

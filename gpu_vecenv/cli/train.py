@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import io
 import itertools
 import json
 import shlex
@@ -34,11 +35,12 @@ from gpu_vecenv.cli.options import (
     with_parameter,
 )
 from gpu_vecenv.compile.device import resolve_device
+from gpu_vecenv.compile.toolchain import find_webassembly_compiler, pip
 from gpu_vecenv.declare.config import check_fields, param
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.envs.importing import absolute, imported
-from gpu_vecenv.envs.registry import find_game, stored_configuration
+from gpu_vecenv.envs.registry import find_game, game_argument, stored_configuration
 from gpu_vecenv.errors import CheckpointVersionError, ConfigError, UnknownGameError
 from gpu_vecenv.escapes import printable
 from gpu_vecenv.files import check_output
@@ -106,9 +108,7 @@ class Train(DeviceOptions, Generic[GameT, ConfigT]):
     @classmethod
     def for_arguments(cls, arguments: Sequence[str]) -> tuple[Any, Any]:
         """With the options and preset of the game that is named first; Resume if --resume is given."""
-        selection, _ = tyro.cli(
-            _Selection, args=arguments, prog=f"{PROGRAM} train", add_help=False, return_unknown_args=True
-        )
+        selection = _Selection.of(arguments)
         if selection.resume is not None:
             return Resume, tyro.MISSING_NONPROP
         game = named_game(arguments)
@@ -152,7 +152,7 @@ class Train(DeviceOptions, Generic[GameT, ConfigT]):
             how["curriculum"] = curriculum_of(self.schedules)
             with errors_name_options():
                 trainers = [Trainer(make_env(), self.learner, seed=seed, **how) for seed in seeds]
-            make_selection(trainers[0], self.run)  # raises for wrong names before anything is written
+            selection = make_selection(trainers[0], self.run)  # raises for wrong names before anything is written
             folder = self.out or _new_folder(game.name())
             settings = {"format": RUN_FORMAT, "game": game.name(), "device": self.device, "graphs": self.graphs}
             settings[GAME_FILE_KEY] = game_file_settings(self.game_name, game)
@@ -160,9 +160,13 @@ class Train(DeviceOptions, Generic[GameT, ConfigT]):
             settings["curriculum"] = stored_curriculum(self.schedules)
             settings["opponents"] = self.opposition.settings()
             scripts = tuple(script.text for script in parsed_scripts(self.run.eval_scripts))
-            settings["run"] = dataclasses.asdict(dataclasses.replace(self.run, eval_scripts=scripts))
+            # A resumed run that is longer compares its checkpoints by as many episodes as before.
+            settings["run"] = dataclasses.asdict(self.run) | {
+                "eval_scripts": scripts,
+                "best_episodes": selection.episodes,
+            }
             how = {"of_seeds": self.seeds is not None, "watch": self.watch, "settings": settings}
-            return _train(trainers, folder, self.run, self.game_name, **how)
+            return _train(trainers, folder, self.run, **how)
 
     def _env_maker(
         self, game: Env, specs: Mapping[str, PolicySpec], device_name: str | None, world: World, runs: int
@@ -252,6 +256,15 @@ class _Selection:
     frozen: tuple[str, ...] = ()
     resume: Path | None = None
 
+    @classmethod
+    def of(cls, arguments: Sequence[str]) -> _Selection:
+        """Those among the arguments; the defaults if one is wrong, which parsing all options then reports."""
+        try:
+            with contextlib.redirect_stderr(io.StringIO()):
+                return tyro.cli(cls, args=arguments, add_help=False, return_unknown_args=True)[0]
+        except SystemExit:
+            return cls(resume=Path() if "--resume" in arguments else None)
+
 
 def preset_defaults(
     game: type[Env], algorithm: AlgorithmName, name: PresetName
@@ -323,9 +336,8 @@ class Resume(DeviceOptions):
                 pairs = zip(folders, seeds, strict=True)
                 manifests = [found.get(folder, {**found[begun[0]], "seed": seed}) for folder, seed in pairs]
             trainers = [self._trainer(manifest, given, settings, device) for manifest in manifests]
-            game = self.game_name or settings["game"]
             how = {"of_seeds": seeds is not None, "watch": self.watch, "resume": True}
-            return _train(trainers, self.resume, run_config, game, **how)
+            return _train(trainers, self.resume, run_config, **how)
 
     def _trainer(
         self, manifest: Mapping[str, Any], given: type[Env] | None, settings: Mapping[str, Any], device: str | None
@@ -373,7 +385,6 @@ def _train(
     trainers: Sequence[Trainer],
     folder: Path,
     config: RunConfig,
-    game: str,
     *,
     of_seeds: bool,
     watch: bool,
@@ -385,7 +396,6 @@ def _train(
         trainers: One, or those of the seeds.
         folder: Of the run, or of the folders of the seeds.
         config: Output options.
-        game: The game as the command line named it.
         of_seeds: Whether each trainer has a run folder of its own.
         watch: Serve the page of the first one's run, until Ctrl-C.
         **how: ``resume`` or ``settings``.
@@ -398,7 +408,7 @@ def _train(
         how["after_row"] = None if server is None else server.update
         code = run_seeds(trainers, folder, config, **how) if of_seeds else run(trainers[0], folder, config, **how)
         if code == 0:
-            _print_how_to_play(game, trainers[0], first)
+            _print_how_to_play(trainers[0], first)
             _serve_on(server)
     return code
 
@@ -414,13 +424,16 @@ def _watched(watch: bool, trainer: Trainer, folder: Path) -> Iterator[TrainingSe
         yield server
 
 
-def _print_how_to_play(game: str, trainer: Trainer, folder: Path) -> None:
+def _print_how_to_play(trainer: Trainer, folder: Path) -> None:
     """The command that makes a page of the run, for games that have a picture and run in a browser."""
     kind = type(trainer.env.game)
     if trainer.world.rank == 0 and kind.draw is not Env.draw and kind.host:
         source = f"{folder}{':0' if trainer.populations else ''}"
+        game = game_argument(kind) or kind.name()
         command = f"gpu-vecenv web {shlex.quote(game)} --run {shlex.quote(source)} --out page"
         print(f"{'to play it':15} {printable(command)}", flush=True)
+        if find_webassembly_compiler() is None:
+            print(f"{'':15} which needs ziglang: {pip('ziglang')}", flush=True)
 
 
 def _serve_on(server: TrainingServer | None) -> None:

@@ -7,9 +7,12 @@ from gpu_vecenv.declare.field import C_TYPES
 from gpu_vecenv.declare.layout import GameLayout
 
 IO_ARRAYS = ("active", "rewards", "terminations", "truncations", "obs", "action_mask", "actions", "acting")
-CHECKED_ARRAY, SCRATCH_GUARDS = "CheckedArray", "Scratch"  # what records name beside the arrays
+# What records name beside the arrays.
+CHECKED_ARRAY, SCRATCH_GUARDS, RACE, MISPLACED = "CheckedArray", "Scratch", "race", "misplaced construct"
 # Of one environment: number in recorded_names() + 1 or 0, axis, index, index of axis 0, size, line, hash of the file.
-RECORD_ITEMS = 7
+# Of a race: that number, kind, address, then of the earlier and of the later access: thread, line, hash of the file,
+# whether it is in a loop over the agents.
+RECORD_ITEMS = 11
 
 
 def checked_arrays(layout: GameLayout) -> list[tuple[str, tuple[int, ...]]]:
@@ -26,12 +29,12 @@ def checked_arrays(layout: GameLayout) -> list[tuple[str, tuple[int, ...]]]:
 
 def recorded_names(layout: GameLayout) -> list[str]:
     """What records name, numbered in this order."""
-    return [*(name for name, _ in checked_arrays(layout)), CHECKED_ARRAY, SCRATCH_GUARDS]
+    return [*(name for name, _ in checked_arrays(layout)), CHECKED_ARRAY, SCRATCH_GUARDS, RACE, MISPLACED]
 
 
 def bounds_constants(layout: GameLayout) -> str:
     """What precedes bounds.cuh."""
-    names = (*(f"IO_{name.upper()}" for name in IO_ARRAYS), "CHECKED_ARRAY", "SCRATCH_GUARDS")
+    names = (*(f"IO_{name.upper()}" for name in IO_ARRAYS), "CHECKED_ARRAY", "SCRATCH_GUARDS", "RACE", "MISPLACED")
     numbers = (f"{name} = {number}" for number, name in enumerate(names, start=len(layout.fields)))
     largest = max(layout.obs_size * 8, layout.num_choices, *(field.nbytes for field in layout.fields))
     return (

@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gpu_vecenv.compile.bounds_source import bounds_constants, checked_state
-from gpu_vecenv.compile.engine_kernels import DEFAULT_BUILD, GUARD_ROWS, BuildOptions, engine_kernels, squash_source
+from gpu_vecenv.compile.engine_kernels import (
+    DEFAULT_BUILD,
+    GUARD_ROWS,
+    TRACES_ACCESSES,
+    BuildOptions,
+    engine_kernels,
+    squash_source,
+)
 from gpu_vecenv.compile.randomized_source import float_literal, parameter_functions, with_varying_constants
 from gpu_vecenv.declare.field import C_TYPES
 from gpu_vecenv.declare.kernels import arguments_source
@@ -211,6 +218,8 @@ def declared_source(layout: GameLayout, build: BuildOptions, seen: set[str]) -> 
     macros = inline_includes('#include "kernel.cuh"', "generated header", None, seen)
     if build.guards:
         macros += bounds_constants(layout) + inline_includes('#include "bounds.cuh"', "generated header", None, seen)
+    if build.races:
+        macros += TRACES_ACCESSES + inline_includes('#include "races.cuh"', "generated header", None, seen)
     return macros + '#line 1 "generated header"\n' + generate_header(layout, build)
 
 

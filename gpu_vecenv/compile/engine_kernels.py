@@ -14,6 +14,7 @@ from gpu_vecenv.declare.layout import FieldLayout, GameLayout
 GUARD_ROWS = 16  # rows of outputs after those of each environment, in a debug build
 GUARD_BYTES = 64  # bytes of state after those of each environment, and before and after a Scratch, in a debug build
 GUARD_BYTE = 0xA5  # their value: unlikely as a float, an index and a flag
+TRACES_ACCESSES = "#define TRACES_ACCESSES\n"  # in a source whose accesses to memory are reported to races.cuh
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class BuildOptions:
         initial_fields: Names of the state fields that have initial states.
         end_on_nonfinite: An environment with a NaN or infinite number ends its episode.
         guards: Debug build: guard bands between environments and around Scratch, and checked indices.
+        races: With guards, on the host: accesses that would race on a GPU are recorded.
         sampled: The step draws its own actions from policy outputs; the step kernel is the only one.
         squash: How it draws them, see ``Sampler``.
         thread_order: Debug build: 1 is backwards, 2 shuffled: of ranges on the host, of blocks on a GPU.
@@ -33,6 +35,7 @@ class BuildOptions:
     initial_fields: tuple[str, ...] = ()
     end_on_nonfinite: bool = False
     guards: bool = False
+    races: bool = False
     thread_order: int = 0
     sampled: bool = False
     squash: str = "clip"

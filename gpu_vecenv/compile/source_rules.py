@@ -21,6 +21,17 @@ LIBM = (
     "fmod|modf|remainder|fabs|abs|floor|ceil|(?:ll?)?round|trunc|(?:ll?)?rint|nearbyint|nextafter|copysign|ldexp|"
     "frexp|scalbl?n|fma|fdivide|f?min|f?max|fdim|erfc?|[lt]gamma|norm(?:[34]d)?|isnan|isinf|isfinite"
 )
+# Words of CUDA and of WarpDrive for threads, blocks and their memory -> what a game has in their place.
+THREAD_WORDS = {
+    "threadIdx|blockIdx|blockDim|gridDim|warpSize": "FOR_AGENTS (i) { … } distributes the agents over the threads of "
+    "an environment, and ONCE { … } is executed by one of them; `s` and `io` are those of one environment",
+    r"__syncthreads\w*|__syncwarp|__sync_env_threads": "write group_sync(), outside of FOR_AGENTS and ONCE",
+    "__shared__": "declare it in struct Scratch, and write io.scratch->name",
+    "__global__|__device__|__host__": "a game is three functions, HD void reset(State s, Io io), step and observe; "
+    "mark others with HD",
+    "__constant__": "write TABLE for a constant table",
+    r"curand\w*": "write io.rng.uniform(item, draw), io.rng.normal(item, draw) or io.rng.below(item, draw, n)",
+}
 # Rule, as in Env.allows -> names that are in use where they are called, or where the game does not declare them.
 NAMES = {
     "library functions": rf"(?:{LIBM})[fl]?",
@@ -32,6 +43,7 @@ NAMES = {
 }
 # Rule -> words of the language, or of a compiler, that are in use wherever they stand.
 WORDS = {
+    "threads and blocks": "|".join(THREAD_WORDS),
     "external names": "extern",
     "inline assembly": "asm|__asm__|__asm",
     "allocation": "new",
@@ -41,6 +53,7 @@ WORDS = {
 REASONS = {
     "system headers": "the GPU's run-time compiler has no C or C++ library, and the key of the binary lacks what "
     'another spelling includes; write #include "file" at the beginning of a line of its own',
+    "threads and blocks": "the CPU has none of them",
     "library functions": "libraries round differently on CPU and GPU; use math.cuh, as in math::sin",
     "external names": "a game consists of its own source; define it there",
     "atomics": "their order is nondeterministic, and the host build has none; use atomic_add for integers",
@@ -58,7 +71,7 @@ LINE = re.compile(r'^#line (\d+) "(.*)"$')
 # Behind the name of a variable: the end of its scope, its number among those of a function, a compiler's suffix.
 MANGLED_END = re.compile(r"E?(?:_\d+|__\d+_)?(?:\..*)?$")
 # Thread-local variables of the engine, by their namespaces.
-OF_ENGINE = ("_ZN9host_simd", "_ZN10randomized", "_ZN6bounds")
+OF_ENGINE = ("_ZN9host_simd", "_ZN10randomized", "_ZN6bounds", "_ZN5races")
 # Words before a name that are no type, so that the name is not declared there.
 NO_TYPES = frozenset(
     "ONCE UNROLL return else do case throw goto and or not xor using delete new co_return co_yield".split()
@@ -107,8 +120,10 @@ def check_variables(binary: Path, source: str, text: str, game: str, allows: Seq
 
 
 def _error(game: str, location: str, rule: str, violation: str) -> SourceRuleError:
+    cures = (cure for words, cure in THREAD_WORDS.items() if re.fullmatch(words, violation))
+    reason = "; ".join([REASONS[rule], *cures])
     return SourceRuleError(
-        f"{game}: {location}: {violation!r} breaks the rule {rule!r} of device code: {REASONS[rule]}. "
+        f"{game}: {location}: {violation!r} breaks the rule {rule!r} of device code: {reason}. "
         f"To permit it, declare allows = ({rule!r},), or host = False for a game that runs on CUDA only"
     )
 

@@ -86,6 +86,7 @@ ATTRIBUTES = {
         f'a mapping of mappings, such as {{"pqn": {{"num_envs": 1000}}}}, of some of {", ".join(PRESET_ALGORITHMS)}',
     ),
     "critic_state": _tuple_of(str, '("cell",), names of fields of the state'),
+    "state_metrics": _tuple_of(str, '("cell",), names of fields of the state'),
     "agent_critic_state": _tuple_of(str, '("cell",), names of fields of the state'),
     "masks_actions": _FLAG,
     "clip_actions": _FLAG,
@@ -151,7 +152,7 @@ def check_attributes(game: type[Any], ancestor: type[Any]) -> None:
         if not is_valid(value := getattr(game, attribute)):
             raise EnvDefinitionError(f"{name}: {attribute} is {value!r:.200}; expected {expected}")
     fields = [field.name for field in game.state if not field.shared and not field.when]
-    for attribute in ("critic_state", "agent_critic_state"):
+    for attribute in ("critic_state", "agent_critic_state", "state_metrics"):
         if unknown := [field for field in getattr(game, attribute) if field not in fields]:
             raise EnvDefinitionError(
                 f"{name}: {attribute} has {unknown}; expected fields of its state that are not shared and that "

@@ -102,6 +102,8 @@ class Env:
     critic_state: ClassVar[tuple[str, ...]] = ()
     # Fields (num_agents, …), of which the critic sees an agent's own row after those, for the agent's value.
     agent_critic_state: ClassVar[tuple[str, ...]] = ()
+    # Fields of the state whose means are metrics of the game, "state_<field>", in training and evaluations.
+    state_metrics: ClassVar[tuple[str, ...]] = ()
     masks_actions: ClassVar[bool] = False  # True: observe also writes io.action_mask, the allowed choices
     takes_turns: ClassVar[bool] = False  # True: observe also writes io.acting, the agents that act in the coming step
     # True, or names of roles: an agent of theirs that ends before its episode does has died. It acts no longer, its

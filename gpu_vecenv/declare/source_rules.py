@@ -2,6 +2,7 @@
 
 SOURCE_RULES = (
     "system headers",
+    "threads and blocks",
     "library functions",
     "external names",
     "atomics",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 
 from gpu_vecenv.declare.arguments import check_kind
 from gpu_vecenv.declare.field import known_dtype
+from gpu_vecenv.errors import UnknownNameError
 
 TORCH_TYPES: dict[np.dtype[Any], torch.dtype] = {
     np.dtype(np.float32): torch.float32,
@@ -24,6 +26,21 @@ TORCH_TYPES: dict[np.dtype[Any], torch.dtype] = {
 ArrayLike = np.ndarray[Any, Any] | torch.Tensor
 
 
+def unknown_name(what: str, name: object, known: Iterable[str]) -> UnknownNameError:
+    """The error that lists the nearest names, with and without the prefix of fields of the game."""
+    full = {short: long for long in known for short in (long, long.removeprefix("state_"))}
+    near = dict.fromkeys(full[short] for short in difflib.get_close_matches(str(name), full, n=3, cutoff=0.5))
+    names = f"nearest: {', '.join(near)}" if near else f"known: {', '.join(sorted({*full.values()})) or 'none'}"
+    return UnknownNameError(f"no {what} {name!r}; {names}")
+
+
+class Fields(dict[str, torch.Tensor]):
+    """Field name -> tensor."""
+
+    def __missing__(self, name: str) -> torch.Tensor:
+        raise unknown_name("field", name, self)
+
+
 class DataManager(Mapping[str, torch.Tensor]):
     """Named tensors on one device. ``data[name]`` is the live tensor: kernels and torch share its memory."""
 
@@ -34,7 +51,13 @@ class DataManager(Mapping[str, torch.Tensor]):
         self._memory: dict[str, torch.Tensor] = {}  # allocations of the tensors that have guard items
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        return self._tensors[name]
+        try:
+            return self._tensors[name]
+        except KeyError:
+            raise unknown_name("tensor", name, self) from None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
@@ -79,7 +102,7 @@ class DataManager(Mapping[str, torch.Tensor]):
 
     def memory(self, name: str) -> torch.Tensor:
         """The allocation that kernels get: the tensor, contiguous, with its guard items."""
-        return self._memory.get(name, self._tensors[name])
+        return self._memory[name] if name in self._memory else self[name]
 
     def push(self, name: str, array: ArrayLike) -> torch.Tensor:
         """Copy an array to the device; a new name is allocated first.
@@ -103,9 +126,13 @@ class DataManager(Mapping[str, torch.Tensor]):
         return target.copy_(source)
 
     def pull(self, name: str) -> np.ndarray[Any, Any]:
-        """A copy on the host. Synchronises with the device."""
+        """A copy on the host. Synchronises with the device.
+
+        Raises:
+            UnknownNameError: There is no such tensor; fields of the game have the prefix "state_".
+        """
         check_kind("pull: name", name, str, "a str")
-        array: np.ndarray[Any, Any] = self._tensors[name].cpu().numpy().copy()
+        array: np.ndarray[Any, Any] = self[name].cpu().numpy().copy()
         return array
 
     def state_dict(self) -> dict[str, torch.Tensor]:

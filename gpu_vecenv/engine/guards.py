@@ -9,6 +9,8 @@ import torch
 
 from gpu_vecenv.compile.bounds_source import (
     CHECKED_ARRAY,
+    MISPLACED,
+    RACE,
     RECORD_ITEMS,
     SCRATCH_GUARDS,
     checked_arrays,
@@ -18,8 +20,9 @@ from gpu_vecenv.compile.codegen import game_source
 from gpu_vecenv.compile.engine_kernels import GUARD_BYTE, BuildOptions
 from gpu_vecenv.declare.layout import GameLayout
 from gpu_vecenv.engine.data_manager import DataManager
+from gpu_vecenv.engine.races import Memory, misplaced_sentence, race_sentence
 from gpu_vecenv.engine.step_buffers import StepBuffers
-from gpu_vecenv.errors import EnvContractError
+from gpu_vecenv.errors import DataRaceError, EnvContractError
 
 FILE = re.compile(r'^#line \d+ "(.*)"$', re.MULTILINE)
 
@@ -73,17 +76,19 @@ def new_records(num_envs: int, device: torch.device) -> torch.Tensor:
     return torch.zeros((num_envs, RECORD_ITEMS), dtype=torch.int64, device=device)
 
 
-def check_records(records: torch.Tensor, layout: GameLayout, build: BuildOptions, call: str) -> None:
+def check_records(records: torch.Tensor, layout: GameLayout, build: BuildOptions, memory: Memory, call: str) -> None:
     """Read the records, and empty them; synchronises with the device.
 
     Raises:
+        DataRaceError: Threads of a group would race on a GPU.
         EnvContractError: An index was out of bounds; the access was not executed. Or memory around Scratch was written.
     """
     found = records[:, 0].nonzero()[:, 0].tolist()
     if not found:
         return
-    number, axis, index, first, size, line, file_hash = records[found[0]].tolist()
+    record = records[found[0]].tolist()
     records.zero_()
+    number, axis, index, first, size, line, file_hash = record[:7]
     name = recorded_names(layout)[number - 1]
     if name == SCRATCH_GUARDS:
         where = f"{-index} before its first" if index < 0 else f"{index - size + 1} after its last"
@@ -92,6 +97,10 @@ def check_records(records: torch.Tensor, layout: GameLayout, build: BuildOptions
             "within its arrays"
         )
     files = {hash_of(file): file for file in FILE.findall(game_source(layout, build))}
+    if name == RACE:
+        raise DataRaceError(f"{call}: {race_sentence(record, files, layout, memory)}")
+    if name == MISPLACED:
+        raise DataRaceError(f"{call}: {misplaced_sentence(record, files)}")
     indices = [first if axis else index, *["…"] * (axis - 1), *[index] * (axis > 0)]
     if name == "io.actions":
         access = f"io.action({', '.join(map(str, indices))})"

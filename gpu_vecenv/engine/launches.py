@@ -17,6 +17,7 @@ from gpu_vecenv.compile.function_manager import FunctionManager, Launch, Program
 from gpu_vecenv.declare.layout import GameLayout
 from gpu_vecenv.engine.data_manager import DataManager
 from gpu_vecenv.engine.guards import check, check_records, fill, new_records, output_guard_bands, state_guard_bands
+from gpu_vecenv.engine.races import Memory
 from gpu_vecenv.engine.step_buffers import StepBuffers
 from gpu_vecenv.engine.tuning_cache import LaunchChoice, fused_sampling_pays_off
 from gpu_vecenv.errors import ClosedEnvError, ConcurrentUseError, ForkedProcessError
@@ -76,7 +77,9 @@ class Kernels:
         scratch_bytes, shared_bytes, may_pay_off = self._layout(self.program)
         self.fuse_sampling = self._fuse_sampling(choice, bool(may_pay_off))
         shape, copies = self._shape(shared_bytes)
+        self._scratch_bytes = scratch_bytes
         scratch = torch.empty(max(1, scratch_bytes * copies), dtype=torch.uint8, device=data.device)
+        self._scratch = scratch
         self._work: dict[str, object] = {"scratch": scratch, "num_envs": num_envs}
 
         def prepare(kernel: str, **arguments: object) -> Launch:
@@ -198,7 +201,9 @@ class Kernels:
                 setattr(launch.fields, name, value)
             launch.run()
             if self._records is not None:
-                check_records(self._records, self._game_layout, self.build, call)
+                outputs = {} if out is None else out.tensors()
+                memory = Memory(self.data.items(), outputs, self._scratch, self._scratch_bytes)
+                check_records(self._records, self._game_layout, self.build, memory, call)
                 check(state_guard_bands(self.data), call)
                 check(() if out is None else output_guard_bands(out), call)
         finally:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
 
 from gpu_vecenv.engine.vec_env import VecEnv
-from gpu_vecenv.envs.registry import Game, configure
+from gpu_vecenv.envs.registry import Game, configured
 
 
 def make(
     game: Game,
-    num_envs: int,
+    num_envs: int | None = None,
     device: str | torch.device | None = None,
     *,
     autoreset_mode: Any = "same_step",
@@ -33,9 +34,15 @@ def make(
 
     Raises:
         UnknownGameError, ConfigError: The name or the configuration is wrong.
+        TypeError: ``num_envs`` is missing.
     """
+    configuration = configured(game, config, OPTIONS)
+    if num_envs is None:
+        raise TypeError(
+            f'num_envs is None, or missing; expected an int >= 1: make("{configuration.name()}", num_envs=1000)'
+        )
     return VecEnv(
-        configure(game, **config),
+        configuration,
         num_envs,
         device,
         autoreset_mode=autoreset_mode,
@@ -48,3 +55,6 @@ def make(
         first_env_index=first_env_index,
         end_on_nonfinite=end_on_nonfinite,
     )
+
+
+OPTIONS = tuple(name for name in inspect.signature(make).parameters if name != "config")

@@ -32,7 +32,7 @@ from gpu_vecenv.engine.arguments import (
     validate_mask,
     validate_seeds,
 )
-from gpu_vecenv.engine.data_manager import TORCH_TYPES, ArrayLike, DataManager
+from gpu_vecenv.engine.data_manager import TORCH_TYPES, ArrayLike, DataManager, Fields
 from gpu_vecenv.engine.launches import Closed, Kernels
 from gpu_vecenv.engine.step_buffers import StepBuffers, StepBuffersLayout, StepBuffersPool
 from gpu_vecenv.engine.tuning_cache import resolve_launches
@@ -106,6 +106,8 @@ class VecEnv:
         guards: Debug builds: an index out of bounds of a state field, or of an array or action of ``io``, is not
             accessed, and guard bytes around environments, in state and outputs, find writes through other pointers;
             each call checks both and raises EnvContractError. Not with ``agents_as_envs``.
+        races: Debug builds of the CPU: guards, and accesses that would race on a GPU, where an environment is run by a
+            group of threads: each call raises DataRaceError. Some hundred times slower.
 
     Raises:
         TypeError, ValueError, ConfigError: An argument is wrong.
@@ -133,6 +135,7 @@ class VecEnv:
         end_on_nonfinite: bool = False,
         thread_order: int = 0,
         guards: bool = False,
+        races: bool = False,
     ) -> None:
         self._arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         if not isinstance(game, Env):
@@ -148,11 +151,15 @@ class VecEnv:
             ("agents_as_envs", agents_as_envs),
             ("end_on_nonfinite", end_on_nonfinite),
             ("guards", guards),
+            ("races", races),
         ):
             if not isinstance(flag, bool):
                 raise TypeError(f"{name} is {flag!r} ({type(flag).__name__}); expected True or False")
+        guards |= races
         if agents_as_envs and guards:
-            raise ConfigError("guards=True needs outputs with an axis of environments; use agents_as_envs=False")
+            raise ConfigError(
+                "guards=True or races=True needs outputs with an axis of environments; use agents_as_envs=False"
+            )
         if not isinstance(fuse_sampling, bool | None):
             raise TypeError(
                 f"fuse_sampling is {fuse_sampling!r} ({type(fuse_sampling).__name__}); expected True, False or None"
@@ -161,6 +168,11 @@ class VecEnv:
         self.autoreset_mode, self.validate = validate_autoreset_mode(autoreset_mode), validate
         self.functions = FunctionManager(device, driver)
         self.device = self.functions.device
+        if races and not self.functions.backend.traces_accesses:
+            raise ConfigError(
+                f'races=True on {self.device}: expected device="cpu", and a C++ compiler that has -fsanitize=thread '
+                "and gets no other sanitizer from $GPU_VECENV_CXXFLAGS"
+            )
         choice = resolve_launches(
             game, self.num_envs, self.functions.backend, threads_per_env, threads_per_block, fuse_sampling
         )
@@ -186,7 +198,9 @@ class VecEnv:
             initial_state_arrays(self.layout, {} if initial_states is None else initial_states),
         )
         self._check_capacity()
-        self.build = BuildOptions(tuple(initial_states), end_on_nonfinite, guards, thread_order)
+        self.build = BuildOptions(
+            tuple(initial_states), end_on_nonfinite, guards=guards, races=races, thread_order=thread_order
+        )
         self._allocate(shared, initial_states)
         self._kernels = Kernels(
             self.functions,
@@ -241,7 +255,7 @@ class VecEnv:
 
         Randomised parameters are fields too, (num_envs,) float32.
         """
-        return {field.name: self.data[f"state_{field.name}"] for field in self.layout.fields}
+        return Fields((field.name, self.data[f"state_{field.name}"]) for field in self.layout.fields)
 
     @property
     def elapsed_steps(self) -> torch.Tensor:

@@ -40,10 +40,10 @@ class ConnectFour(Env):
     render_fps = 2
     preset = MappingProxyType(
         {
-            "num_envs": 1024,
-            "total_steps": 50_000_000,
+            "num_envs": 4096,
+            "total_steps": 200_000_000,
             "num_epochs": 2,
-            "num_minibatches": 16,
+            "num_minibatches": 32,
             "learning_rate": 0.001,
             "gae_lambda": 0.8,
             "entropy_coefficient": 0.05,

@@ -49,6 +49,7 @@ class Overcooked(Env):
     action_space = Discrete(6)  # north, south, east, west, stay, interact
     num_channels = 26
     obs_staging_bytes = 48 << 10
+    state_metrics = ("sparse_return",)
     noop = 4
     render_fps = 6
     preset = MappingProxyType(

@@ -46,6 +46,7 @@ class Pursuit(Env):
         Field("wall", u8, ("y_size", "x_size"), shared=True),  # 1: the building
     )
     critic_state = ("pursuers", "evaders")
+    state_metrics = ("caught",)
     action_space = Discrete(5)  # x - 1, x + 1, y + 1, y - 1, stay
     noop = 4
     termination_label = "every evader was caught"

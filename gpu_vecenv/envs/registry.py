@@ -8,7 +8,7 @@ import importlib.util
 import re
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -268,10 +268,15 @@ def configure(game: Game, /, **config: Any) -> Env:
         ConfigError: A key is unknown, two names of one field have different values, or a value has the wrong type or
             range.
     """
+    return configured(game, config)
+
+
+def configured(game: Game, config: Mapping[str, Any], others: Iterable[str] = ()) -> Env:
+    """As ``configure``; the error on an unknown key lists ``others``, arguments of the caller, too."""
     kind = type(game) if isinstance(game, Env) else game
     if not (isinstance(kind, type) and issubclass(kind, Env)):
         kind = find_game(kind)
-    config = _by_field(kind, config)
+    config = _by_field(kind, config, others)
     if isinstance(game, Env):
         return dataclasses.replace(game, **config) if config else game  # a game is immutable
     return kind(**config)
@@ -303,7 +308,7 @@ def _targets(game: type[Env]) -> dict[str, str | FixedArgument]:
     return {**names, **fields}
 
 
-def _by_field(game: type[Env], config: Mapping[str, Any]) -> dict[str, Any]:
+def _by_field(game: type[Env], config: Mapping[str, Any], others: Iterable[str]) -> dict[str, Any]:
     """Field -> value, with ``reference_arguments`` replaced by their fields; or ConfigError."""
     targets = _targets(game)
     given: dict[str, str] = {}  # field -> the name it was given by
@@ -312,9 +317,8 @@ def _by_field(game: type[Env], config: Mapping[str, Any]) -> dict[str, Any]:
         if target is None:
             if key == "seed":
                 raise ConfigError(f"seed is {value!r}, which is not a configuration key: pass it to reset(seed=…)")
-            raise ConfigError(
-                f"{game.name()} has no configuration key {key!r} (= {value!r}); {nearest(key, targets, True)}"
-            )
+            names = nearest(key, {*targets, *others}, list_all=True)
+            raise ConfigError(f"{game.name()} has no configuration key {key!r} (= {value!r}); {names}")
         if isinstance(target, FixedArgument):
             if value != target.value:
                 raise ConfigError(

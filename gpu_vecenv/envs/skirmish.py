@@ -61,6 +61,7 @@ class Skirmish(Env):
     masks_actions = team_reward = True
     noop = 4
     critic_state = ("world",)
+    state_metrics = ("won",)
     termination_label = "one army was destroyed"
     render_fps = 10
     obs_staging_bytes = 48 << 10

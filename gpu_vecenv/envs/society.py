@@ -90,6 +90,7 @@ class Society(Env):
     takes_turns = True  # the planner acts in the first step of each tax period
     masks_actions = True
     noop = 0
+    state_metrics = ("productivity", "equality")
     preset = MappingProxyType({**RUN, **LEARNING, **NETWORK})
     num_brackets: ClassVar[int] = len(CUTOFFS)
     reference_arguments = MappingProxyType(

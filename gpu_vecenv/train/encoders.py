@@ -13,6 +13,7 @@ from torch import nn
 
 from gpu_vecenv.declare.obs_parts import EntityList, ObservationParts
 from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.train.convolutions import ImageConvolution
 from gpu_vecenv.train.networks import Activation, hidden_layers, orthogonal
 
 EncoderKind = Literal["cnn", "entities"]
@@ -54,13 +55,12 @@ class ImageEncoder(nn.Module):
         height, width, channels = obs_shape
         layers: list[nn.Module] = []
         for filters, kernel, stride, padding in _convolutions(height, width):
-            convolution = nn.Conv2d(channels, filters, kernel, stride, padding)
+            convolution = ImageConvolution((height, width), channels, filters, kernel, stride, padding)
             nn.init.orthogonal_(convolution.weight, HIDDEN_GAIN)
             assert convolution.bias is not None
             nn.init.zeros_(convolution.bias)
             layers += [convolution, nn.ReLU()]
-            height, width = (1 + (n + 2 * padding - kernel) // stride for n in (height, width))
-            channels = filters
+            (height, width), channels = convolution.output_shape, filters
         self.convolutions, self.size = nn.Sequential(*layers), channels * height * width
 
     def forward(self, obs: torch.Tensor) -> torch.Tensor:

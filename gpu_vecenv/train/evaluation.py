@@ -332,6 +332,8 @@ class Evaluator:
             for name, view in act.views.items():
                 if name not in env.game.layout.roles:
                     metrics[f"return_{name}"] = statistics["returns"][:, view.agents].mean(-1)
+            for name in env.game.state_metrics:  # the state stays as it is at the end of an episode
+                metrics[f"state_{name}"] = env.state[name][counted, None].flatten(1).double().mean(1)
             copies = {name: tensor.to(torch.float64, copy=True) for name, tensor in metrics.items()}
             yield copies, None if digest is None else digest.words[counted]
 
@@ -363,7 +365,8 @@ def evaluate(
     Returns:
         "episodes", "episode_length" (mean steps), "terminated_fraction" (fraction of episodes whose last step truncated
         no agent) and "return_<role>" (mean over episodes and the role's agents); of actors of single agents, or of
-        several roles, "return_<name>" too. "worst_return_<name>" is the lowest of an episode. With ``greedy`` also
+        several roles, "return_<name>" too. "state_<field>" is the mean of a field in the game's ``state_metrics`` as
+        episodes end. "worst_return_<name>" is the lowest of an episode. With ``greedy`` also
         "distinct_episodes": how many of them differ in an observation or a reward. Where that is 1, nothing is drawn at
         random, and more episodes tell no more.
 

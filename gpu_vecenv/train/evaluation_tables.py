@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
+from rich.box import SIMPLE_HEAD
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -14,8 +17,9 @@ from gpu_vecenv.declare.env import Env
 from gpu_vecenv.errors import counted
 from gpu_vecenv.escapes import printable
 from gpu_vecenv.progress import OnProgress, no_progress, part
-from gpu_vecenv.train.evaluation import RolePolicy, evaluate
+from gpu_vecenv.train.evaluation import Evaluator, RolePolicy
 from gpu_vecenv.train.evaluation_curves import ALL_RANDOM
+from gpu_vecenv.train.evaluation_sizes import num_envs_for
 from gpu_vecenv.train.fixed_opponents import FixedOpponents
 from gpu_vecenv.train.seed_statistics import bootstrap_interval
 from gpu_vecenv.train.trainer import Trainer
@@ -25,27 +29,36 @@ SEED_STATISTICS = {"IQM": "interquartile_mean", "IQM, low": "interval_low", "IQM
 Results: TypeAlias = Mapping[str, Mapping[str, float]]  # pairing -> what ``evaluate`` returns
 
 
-def evaluations(
-    trainer: Trainer, opponents: FixedOpponents, episodes: int, on_progress: OnProgress = no_progress
-) -> dict[str, dict[str, float]]:
-    """Evaluations with all roles random, of each match against a fixed opponent, and with all roles trained."""
+def pairings_of(trainer: Trainer, opponents: FixedOpponents) -> dict[str, Mapping[str, RolePolicy]]:
+    """Name -> actors: all roles random, each match against a fixed opponent, and all roles trained."""
     pairings: dict[str, Mapping[str, RolePolicy]] = {
         ALL_RANDOM: trainer.role_policies(list(trainer.env.game.layout.roles))
     }
     pairings |= {match.name: opponents.role_policies(match) for match in opponents.matches if opponents.replaces(match)}
     pairings[ALL_TRAINED] = trainer.role_policies()
-    return {
-        name: evaluate(trainer.env, actors, episodes, on_progress=part(on_progress, index, len(pairings), name))
-        for index, (name, actors) in enumerate(pairings.items())
-    }
+    return pairings
 
 
-def evaluation_table(game: Env, results: Results, note: str = "") -> Table:
+def evaluations(
+    trainer: Trainer,
+    pairings: Mapping[str, Mapping[str, RolePolicy]],
+    episodes: int,
+    on_progress: OnProgress = no_progress,
+) -> dict[str, dict[str, float]]:
+    """What ``evaluate`` returns of each pairing; all are played in one copy of the trainer's environment."""
+    with contextlib.closing(Evaluator(trainer.env, num_envs_for(trainer.env, episodes))) as evaluator:
+        return {
+            name: evaluator(actors, episodes, on_progress=part(on_progress, index, len(pairings), name))
+            for index, (name, actors) in enumerate(pairings.items())
+        }
+
+
+def evaluation_table(game: Env, results: Results, note: str = "") -> Group:
     """Results of ``evaluate`` as a table, a row each; ``note`` follows the number of episodes in its title."""
-    table = _table(game, results, note, "policies")
+    table = _table(game)
     for name, metrics in results.items():
         table.add_row(Text(printable(name)), *_cells(game, metrics))
-    return table
+    return Group(_title(game, results, note), table)
 
 
 def summary_of_seeds(game: Env, results: Sequence[Results]) -> dict[str, dict[str, dict[str, float]]]:
@@ -73,27 +86,29 @@ def summary_of_seeds(game: Env, results: Sequence[Results]) -> dict[str, dict[st
     return summary
 
 
-def seeds_table(game: Env, results: Mapping[int, Results], note: str = "") -> Table:
-    """Results by seed, with mean, worst and interquartile mean with its 95 % interval.
+def seeds_table(game: Env, results: Mapping[int, Results], note: str = "") -> Group:
+    """Results by seed below each pairing, with mean, worst and interquartile mean with its 95 % interval.
 
     Where all roles act randomly, all seeds are the same: a row for all.
     """
-    table = _table(game, next(iter(results.values())), note, "policies", "seed")
+    table = _table(game)
     for name, summary in summary_of_seeds(game, list(results.values())).items():
-        if name != ALL_RANDOM:
-            for seed, result in results.items():
-                table.add_row(Text(printable(name)), str(seed), *_cells(game, result[name]))
-        table.add_row(Text(printable(name)), "mean", *_cells(game, summary["mean"]))
-        if name != ALL_RANDOM:
-            table.add_row(Text(printable(name)), "worst", "", "", *_returns(game, summary["worst"]))
-            for label, statistic in SEED_STATISTICS.items():
-                table.add_row(Text(printable(name)), label, "", "", *_returns(game, summary[statistic]))
-        table.add_section()
-    return table
+        means, label = _cells(game, summary["mean"]), Text(printable(name))
+        if name == ALL_RANDOM:
+            table.add_row(label, *means)
+            continue
+        table.add_row(label)
+        for seed, result in results.items():
+            table.add_row(f"  seed {seed}", *_cells(game, result[name]))
+        table.add_row("  mean", *means)
+        table.add_row("  worst", "", "", *_returns(game, summary["worst"]))
+        for statistic_label, statistic in SEED_STATISTICS.items():
+            table.add_row(f"  {statistic_label}", "", "", *_returns(game, summary[statistic]))
+    return Group(_title(game, next(iter(results.values())), note), table)
 
 
-def _table(game: Env, results: Results, note: str, *labels: str) -> Table:
-    """A table without rows: columns of labels, then those of ``_cells``."""
+def _title(game: Env, results: Results, note: str) -> Text:
+    """Above a table, and not part of it: as wide as the console, however narrow the table is."""
     first = next(iter(results.values()))
     title = f"{game.name()}: {counted(first['episodes'], 'episode')}{' each' if len(results) > 1 else ''}"
     if len(results) == 1 and "distinct_episodes" in first:
@@ -101,21 +116,27 @@ def _table(game: Env, results: Results, note: str, *labels: str) -> Table:
     title += note and f"; {note}"
     if game.termination_label != Env.termination_label:
         title += f"; {Env.termination_label}: {game.termination_label}"
-    table = Table(title=Text(printable(title)))
-    for label in labels:
-        table.add_column(label, no_wrap=True)
-    for heading in (Env.termination_label, "steps", *_headings(game)):
-        table.add_column(Text(printable(heading)), justify="right", overflow="fold")
+    return Text(printable(title))
+
+
+def _table(game: Env) -> Table:
+    """A table without rows: a column of names, then those of ``_cells``. With two roles it fits 80 columns."""
+    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("policies", no_wrap=True)
+    for heading in (Env.termination_label, "steps", *_headings(game), *game.state_metrics):
+        lines = "\n".join(map(printable, heading.split(", ")))
+        table.add_column(Text(lines), justify="right", overflow="fold")
     return table
 
 
 def _cells(game: Env, metrics: Mapping[str, float]) -> list[str]:
-    return [f"{metrics['terminated_fraction']:.1%}", f"{metrics['episode_length']:.1f}", *_returns(game, metrics)]
+    own = [f"{metrics[f'state_{name}']:.2f}" for name in game.state_metrics]
+    return [f"{metrics['terminated_fraction']:.1%}", f"{metrics['episode_length']:.1f}", *_returns(game, metrics), *own]
 
 
 def _headings(game: Env) -> list[str]:
     """Of ``_returns``."""
-    return [f"{start}, {role}" for role in game.layout.roles for start in ("mean", "worst")]
+    return [f"{role}, {start}" for role in game.layout.roles for start in ("mean", "worst")]
 
 
 def _returns(game: Env, metrics: Mapping[str, float]) -> list[str]:

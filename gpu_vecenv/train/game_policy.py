@@ -45,11 +45,14 @@ class GamePolicy(nn.Module):
             share one have the same object. ``evaluate`` takes it.
         configs: The hyperparameters that they were trained with, if known, under the same keys.
         recurrent_state_size: Numbers in an agent's state, of the policy with most; 0 if none is recurrent.
+        shared: Values that the game's shared fields had at the checkpoint, which a curriculum may have changed: play
+            with them in ``VecEnv(policy.game, num_envs, arrays=policy.shared)``.
 
     Args:
         game: The game.
         policies: Role or agent -> policy; those that share one are joined by "+", as in "tagger+runner".
         configs: Hyperparameters under the same keys.
+        shared: Values of shared fields.
 
     Raises:
         TypeError: ``game`` is no Env, ``policies`` no mapping, or a policy no Policy.
@@ -57,11 +60,17 @@ class GamePolicy(nn.Module):
     """
 
     def __init__(
-        self, game: Env, policies: Mapping[str, Policy], configs: Mapping[str, LearnerConfig] | None = None
+        self,
+        game: Env,
+        policies: Mapping[str, Policy],
+        configs: Mapping[str, LearnerConfig] | None = None,
+        shared: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         super().__init__()
-        for name, value, kind in (("game", game, Env), ("policies", policies, Mapping), ("configs", configs, Mapping)):
-            if not isinstance(value, kind) and not (name == "configs" and value is None):
+        optional = {"configs": configs, "shared": shared}
+        kinds = {"game": (game, Env), "policies": (policies, Mapping), **{k: (v, Mapping) for k, v in optional.items()}}
+        for name, (value, kind) in kinds.items():
+            if not isinstance(value, kind) and not (name in optional and value is None):
                 raise TypeError(f"{name} is a {type(value).__name__}; expected a {kind.__name__}")
         check_each_agent_once(game, policies)
         for name in configs or {}:
@@ -71,7 +80,7 @@ class GamePolicy(nn.Module):
                 raise TypeError(f"policies[{name!r}] is a {type(policy).__name__}; expected a Policy")
             if policy.view.name != name:
                 raise ConfigError(f"policies[{name!r}] is of {policy.view.name!r}; expected the same name")
-        self.game = game
+        self.game, self.shared = game, dict(shared or {})
         self.policies = {name: policy for policy in policies.values() for name in policy.view.names}
         self.configs = {name: config for key, config in (configs or {}).items() for name in key.split("+")}
         self.recurrent_state_size: int = max(policy.acting_state_size for policy in policies.values())
@@ -260,7 +269,8 @@ def load_policy(
                 f"{path} has NaN or infinite values in {prefix}{', '.join(bad)}; use another checkpoint"
             )
         policies[name] = _policy(path, game, name, config, networks.get(name), weights, where)
-    policy = GamePolicy(game, policies, configs)
+    fields = [field.name for field in game.layout.fields if field.shared and f"shared.{field.name}" in tensors]
+    policy = GamePolicy(game, policies, configs, {name: tensors[f"shared.{name}"] for name in fields})
     policy.requires_grad_(False).eval()
     return policy
 

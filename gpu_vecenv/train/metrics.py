@@ -77,11 +77,14 @@ class MetricsReader:
         self._opponents = opponents
         self._matches = [] if opponents is None else opponents.match_names
         self._members = {name: one for name, one in learners.items() if one.envs.num_envs < rollout.env.num_envs}
-        sizes = len(self._learned), 2 * len(self._roles), 3 * len(self._matches), 2 * len(self._members)
+        # Of the game's own metrics, as they are after the last step of an iteration.
+        self._states = {f"state_{name}": rollout.env.state[name] for name in rollout.env.game.state_metrics}
+        results = 3 * len(self._matches), 2 * len(self._members), len(self._states)
+        sizes = len(self._learned), 2 * len(self._roles), *results
         self._sizes = *sizes, columns, len(COUNTS)
         self._totals = torch.zeros(sum(self._sizes) + 1, dtype=torch.float64, device=rollout.rewards.device)
         parts = self._totals.split([*sizes, columns + len(COUNTS), 1])
-        learned, self._shaped, self._results, self._of_members, episodes, self.stopped = parts
+        learned, self._shaped, self._results, self._of_members, self._of_states, episodes, self.stopped = parts
         self._take_in_episodes = episode_log.launch_into(episodes, clears=True)
         faults = episodes[columns + COUNTS.index("faults")]
         each = learned.split([len(learner.metric_names()) for learner in learners.values()])
@@ -110,6 +113,8 @@ class MetricsReader:
             sums = [x.where(a, 0).sum(dtype=torch.float64) for x, a in zip(rewards, active, strict=True)]
             self._shaped += torch.stack([*(a.sum().double() for a in active), *sums])
 
+        if self._states:
+            self._of_states += torch.stack([field.double().mean() for field in self._states.values()])
         if self._opponents is not None:
             self._results += self._opponents.match_results()
         if self._members:
@@ -146,9 +151,10 @@ class MetricsReader:
         """
         rollout, env = self._rollout, self._rollout.env
         read = iter(totals)
-        learned, shaped, results, of_members, episodes, counts = (list(islice(read, n)) for n in self._sizes)
+        learned, shaped, results, of_members, of_states, episodes, counts = (list(islice(read, n)) for n in self._sizes)
         *counts, iterations_read = counts  # each in all processes
         metrics = {name: value / iterations_read for name, value in zip(self._learned, learned, strict=True)}
+        metrics |= {name: value / iterations_read for name, value in zip(self._states, of_states, strict=True)}
         metrics |= dict(zip(COUNTS, counts, strict=False))
         for k, role in enumerate(self._roles):
             metrics[f"shaped_reward_{role}"] = shaped[len(self._roles) + k] / max(shaped[k], 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import shlex
 import signal
 import statistics
@@ -23,6 +24,7 @@ from gpu_vecenv.progress import OnProgress, ProgressDisplay, line_interval, no_p
 from gpu_vecenv.train.checkpoint import BEST, CHECKPOINTS
 from gpu_vecenv.train.distributed import World
 from gpu_vecenv.train.evaluation_curves import EVALUATION_FILE, EVALUATIONS_FILE
+from gpu_vecenv.train.evaluation_sizes import EPISODES
 from gpu_vecenv.train.evaluation_tables import Results, evaluation_table, seeds_table, summary_of_seeds
 from gpu_vecenv.train.host_kernels import HostKernels
 from gpu_vecenv.train.parallel_trainers import ParallelTrainers
@@ -82,7 +84,7 @@ def run(
     folder, console = Path(folder), _console(trainer.world)
     one = Run(trainer, folder, config or RunConfig())  # this and the next raise before anything is written
     line_interval()
-    with locked(folder, trainer.world, create=not resume), contextlib.closing(one):
+    with locked(folder, trainer.world, create=not resume), contextlib.closing(one), _resumable(console, folder):
         one.begin(resume=resume, settings=settings)
         _print_sizes(console, [one], folder)
         with ProgressDisplay("train", console) as on_progress, one.logging(on_progress):
@@ -143,6 +145,7 @@ def run_seeds(
         held.enter_context(locked(folder, world, create=not resume))
         if not resume:
             check_free(folder)
+        held.enter_context(_resumable(console, folder))
         for one in runs:
             held.enter_context(locked(one.folder, world, create=not resume))
             held.enter_context(contextlib.closing(one))
@@ -184,7 +187,8 @@ def _train(
     """Train, log and save until all have ended or a signal stops them: the exit code then, else 0."""
     world, config = runs[0].trainer.world, runs[0].config
     before = [one.seconds for one in runs]
-    with _stop_signal() as stop_signal:
+    when = "after this iteration" if config.log_interval == 1 else f"after at most {config.log_interval} iterations"
+    with _stop_signal(when if world.rank == 0 else None) as stop_signal:
         start = saved = time.perf_counter()
         stopped, save_due = world.all_agree(stop_signal() != 0, False)
         while (active := [one for one in runs if one.active]) and not stopped:
@@ -238,8 +242,11 @@ def _progress(active: Sequence[Run], results: Sequence[Mapping[str, Any] | NonFi
 
 
 @contextlib.contextmanager
-def _stop_signal() -> Iterator[Callable[[], int]]:
-    """Yield a function that returns the number of the received stop signal, or 0. A second signal acts as usual."""
+def _stop_signal(when: str | None) -> Iterator[Callable[[], int]]:
+    """Yield a function that returns the number of the received stop signal, or 0. A second signal acts as usual.
+
+    The first one prints at once what will happen; ``when`` says when, and is None where another process prints it.
+    """
     received = [0]
     if threading.current_thread() is not threading.main_thread():  # only the main thread can install handlers
         yield lambda: 0
@@ -248,6 +255,12 @@ def _stop_signal() -> Iterator[Callable[[], int]]:
     def handle(number: int, frame: FrameType | None) -> None:
         received[0] = number
         signal.signal(number, before[number])
+        if when is not None:
+            name = signal.Signals(number).name
+            again = "Ctrl-C again stops" if number == signal.SIGINT else f"another {name} stops"
+            text = f"\n{name}: stops {when} and saves a checkpoint; {again} at once, without one\n"
+            with contextlib.suppress(OSError):
+                os.write(2, text.encode())  # Python's streams refuse a print within another, which this may be
 
     before: dict[int, Any] = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
@@ -261,12 +274,38 @@ def _stopped(console: Console, code: int, saved: str, folder: Path) -> int:
     """Print what stopped the training and how to resume it; its exit code."""
     name = signal.Signals(code - 128).name if code > 128 else "another process"
     _print_line(console, f"{name}: saved {saved}")
-    by_command = any(folder.glob(SETTINGS)) or any(folder.glob(f"seed-*/{SETTINGS}"))
-    _print_line(console, f"resume with: {resume_command(folder) if by_command else 'the same call and resume=True'}")
+    _print_line(console, f"resume with: {_how_to_resume(folder)}")
     return code
 
 
+def _how_to_resume(folder: Path) -> str:
+    by_command = any(folder.glob(SETTINGS)) or any(folder.glob(f"seed-*/{SETTINGS}"))
+    return resume_command(folder) if by_command else "the same call and resume=True"
+
+
+@contextlib.contextmanager
+def _resumable(console: Console, folder: Path) -> Iterator[None]:
+    """If Ctrl-C ends the block, also while it evaluates, print how to resume from the last checkpoint."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if any(folder.glob(f"{CHECKPOINTS}/*")) or any(folder.glob(f"seed-*/{CHECKPOINTS}/*")):
+            _print_line(console, f"resume from the last checkpoint with: {_how_to_resume(folder)}")
+        raise
+
+
+def _print_evaluations(console: Console, one: Run, seeds: int = 1) -> None:
+    """What the evaluations after training will play, before they begin."""
+    pairings, episodes = one.pairings()
+    matches, times = len(pairings) - 2, f"{counted(seeds, 'seed')} x " * (seeds > 1)
+    against = f", {matches} against fixed opponents" * (matches > 0)
+    few = "" if one.config.episodes or episodes == EPISODES else f" ({EPISODES:,} each after a longer training)"
+    number = f"{times}{len(pairings)} x {counted(episodes, 'episode')}"
+    _print_line(console, f"evaluating {number}{few}: all random{against}, all trained")
+
+
 def _write_results(one: Run, console: Console) -> None:
+    _print_evaluations(console, one)
     with ProgressDisplay("evaluate", console) as on_progress:
         results, drawn = one.write_results(on_progress)
     console.print(evaluation_table(one.trainer.env.game, results, NOTE))
@@ -289,6 +328,7 @@ def _write_results(one: Run, console: Console) -> None:
 
 def _write_results_of_seeds(runs: Sequence[Run], folder: Path, console: Console) -> None:
     results: dict[int, Results] = {}
+    _print_evaluations(console, runs[0], len(runs))
     with ProgressDisplay("evaluate", console) as on_progress:
         for index, one in enumerate(runs):
             seed = one.trainer.seed
@@ -322,14 +362,19 @@ def _print_sizes(console: Console, runs: Sequence[Run], folder: Path) -> None:
     trainer = min((one.trainer for one in runs), key=lambda trainer: trainer.iteration)
     env, processes = trainer.env, trainer.world.size
     seeds = f", seeds {', '.join(str(one.trainer.seed) for one in runs)}" if len(runs) > 1 else ""
-    console.print(
-        f"{printable(repr(env.game))}\n{counted(env.num_envs * processes, 'environment')} x "
-        f"{counted(env.num_agents, 'agent')} on {env.device}"
-        f"{f' and {processes - 1} more' * (processes > 1)}{seeds}, iterations {trainer.iteration} to "
-        f"{trainer.num_iterations} of {counted(trainer.config.num_steps, 'step')}, run folder {printable(str(folder))}",
-        highlight=False,
-        markup=False,
+    left = (trainer.num_iterations - trainer.iteration) * trainer.env_steps_per_iteration
+    lines = (
+        repr(env.game),
+        f"{counted(env.num_envs * processes, 'environment')} x {counted(env.num_agents, 'agent')} on {env.device}"
+        f"{f' and {processes - 1} more' * (processes > 1)}{seeds}, run folder {folder}",
+        f"iterations {trainer.iteration + 1} to {trainer.num_iterations} of {counted(trainer.config.num_steps, 'step')}"
+        f": {counted(left, 'env-step')} (a step of one environment), "
+        f"{counted(left * env.num_agents, 'agent-step')} (of one agent)"
+        if left
+        else "all iterations are done",
     )
+    for line in lines:
+        console.print(printable(line), highlight=False, markup=False)
     if env.device.type == "cuda":
         for how, names in names_by_computation(trainer).items():
             shown = ", ".join(names) if len(names) <= LISTED else f"{len(names)} policies, {names[0]} to {names[-1]},"

@@ -14,14 +14,16 @@ from typing import Any
 import torch
 
 from gpu_vecenv.declare.config import check_fields, param
-from gpu_vecenv.errors import ConfigError, NonFiniteError
+from gpu_vecenv.errors import ConfigError, NonFiniteError, counted
 from gpu_vecenv.files import replace_file
-from gpu_vecenv.progress import OnProgress
+from gpu_vecenv.progress import OnProgress, no_progress
 from gpu_vecenv.train.checkpoint import CHECKPOINTS, CheckpointFolder, load_checkpoint
 from gpu_vecenv.train.distributed import World
+from gpu_vecenv.train.evaluation import RolePolicy
 from gpu_vecenv.train.evaluation_curves import EVALUATION_FILE, EVALUATIONS_FILE
 from gpu_vecenv.train.evaluation_log import EvaluationLog
-from gpu_vecenv.train.evaluation_tables import evaluations
+from gpu_vecenv.train.evaluation_sizes import BEST_EPISODES, num_episodes
+from gpu_vecenv.train.evaluation_tables import evaluations, pairings_of
 from gpu_vecenv.train.fixed_opponents import INITIAL, KINDS, FixedOpponents, parsed_scripts
 from gpu_vecenv.train.logger import RunLog
 from gpu_vecenv.train.plots import plot_runs
@@ -39,11 +41,13 @@ class RunConfig:
     """Output options of a run."""
 
     log_interval: int = param(1, low=1)  # iterations between rows of metrics, checkpoints and reactions to signals
-    episodes: int = param(1000, low=1)  # episodes of each evaluation after training
+    # episodes of each evaluation after training; None: 1000, fewer after a short training
+    episodes: int | None = param(None, low=1)
     checkpoint_seconds: float = param(60.0, low=0)  # seconds between checkpoints; 0 saves one with each row of metrics
     keep: int = param(3, low=1)  # checkpoints to keep, besides the best
     best_metric: str | None = None  # the best checkpoint has its largest mean; None: returns of the trained roles
-    best_episodes: int = param(100, low=0)  # episodes of each match in an evaluation of checkpoints; 0: none, no best
+    # of each match in evaluations of checkpoints; 0: none, no best; None: 100, but no more than after training
+    best_episodes: int | None = param(None, low=0)
     best_interval: int = param(10, low=0)  # training episodes between these evaluations, per episode of one
     eval_opponents: tuple[str, ...] = KINDS  # whom trained roles play in evaluations: random, still, initial
     eval_scripts: tuple[str, ...] = ()  # further opponents: role=file.py:function, of the game, returns the actor
@@ -80,6 +84,7 @@ class Run:
         self.checkpoint: Path | None = None
         self.error: NonFiniteError | None = None
         self._log: RunLog | None = None
+        self._on_progress: OnProgress = no_progress
         self._evaluations: EvaluationLog | None = None
         self._saved: int | None = None  # the iteration of the checkpoint
 
@@ -145,6 +150,7 @@ class Run:
         if trainer.world.rank > 0:
             yield
             return
+        self._on_progress = on_progress
         done, wandb = trainer.iteration, self.config.wandb
         with RunLog(self.folder, trainer.num_iterations, on_progress, done=done, wandb=wandb) as self._log:
             yield
@@ -168,15 +174,25 @@ class Run:
 
     def _evaluate(self) -> bool:
         """Evaluate, and whether the score is larger than all before; rows are written before the checkpoint."""
-        best, trainer = self.selection.is_best(), self.trainer
+        trainer, selection = self.trainer, self.selection
+        if selection.episodes and (matches := len(selection.opponents.matches)):
+            fraction = min(1.0, trainer.iteration / trainer.num_iterations)
+            number = f"{matches} x {counted(selection.episodes, 'episode')}"
+            self._on_progress(fraction, f"evaluating this checkpoint: {number}")
+        best = selection.is_best()
         if self._evaluations is not None and self.selection.results:
             steps = trainer.iteration * trainer.env_steps_per_iteration
             self._evaluations(trainer.iteration, steps, self.seconds, self.selection.results)
         return best
 
+    def pairings(self) -> tuple[dict[str, Mapping[str, RolePolicy]], int]:
+        """Who plays in the evaluations after training, by name, and how many episodes of each."""
+        pairings = pairings_of(self.trainer, self.selection.opponents)
+        return pairings, self.config.episodes or num_episodes(self.trainer, len(pairings))
+
     def write_results(self, on_progress: OnProgress) -> tuple[dict[str, dict[str, float]], bool]:
         """Evaluate, and write the evaluation and the learning curve; the evaluation, and whether there is a curve."""
-        results = evaluations(self.trainer, self.selection.opponents, self.config.episodes, on_progress)
+        results = evaluations(self.trainer, *self.pairings(), on_progress)
         write_json(self.folder / EVALUATION_FILE, results)
         return results, plot_runs([self.folder], self.folder / CURVE_FILE, x="both")
 
@@ -192,7 +208,10 @@ def make_selection(trainer: Trainer, config: RunConfig) -> Selection:
         ConfigError: ``best_metric`` is not one of the run's metrics, or there are no such opponents.
     """
     opponents = FixedOpponents(trainer, config.eval_opponents, parsed_scripts(config.eval_scripts))
-    return Selection(trainer, config.best_metric, config.best_episodes, config.best_interval, opponents)
+    episodes = config.best_episodes
+    if episodes is None:
+        episodes = min(BEST_EPISODES, num_episodes(trainer, len(pairings_of(trainer, opponents))))
+    return Selection(trainer, config.best_metric, episodes, config.best_interval, opponents)
 
 
 def write_json(path: Path, content: Any) -> None:

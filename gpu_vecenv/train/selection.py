@@ -47,11 +47,13 @@ class Selection:
     of the episodes; all processes call the methods.
 
     Attributes:
+        episodes: Of each match.
         results: Of the last evaluation.
 
     Args:
         trainer: The trainer.
-        metric: "return_<role>", "episode_length" or "terminated_fraction"; None: of each trained role its own return.
+        metric: "return_<role>", "episode_length", "terminated_fraction" or "state_<field>" of the game's
+            ``state_metrics``; None: of each trained role its own return.
             The return of a trained role is that of the episodes in which it is the one that plays.
         episodes: Number of episodes of each match, rounded up to a multiple of the processes; 0: no evaluations.
         interval: Training episodes between two scores, per episode of a score: 10 makes a score cost about a tenth of
@@ -73,11 +75,13 @@ class Selection:
         self.opponents = FixedOpponents(trainer) if opponents is None else opponents
         roles = list(trainer.env.game.layout.roles)
         known = [*(f"return_{role}" for role in roles), "episode_length", "terminated_fraction"]
+        known += [f"state_{name}" for name in trainer.env.game.state_metrics]
         if metric is not None and metric not in known:
             raise ConfigError(f"best_metric is {metric!r}; expected one of {', '.join(known)}")
         self._metric, self._trainer = metric, trainer
         self._share = -(-episodes // trainer.world.size)
-        self._num_episodes = self._share * trainer.world.size * len(self.opponents.matches)
+        self.episodes = self._share * trainer.world.size
+        self._num_episodes = self.episodes * len(self.opponents.matches)
         self._interval = interval
         self._evaluator: Evaluator | None = None  # made for the first score
         self.state = SelectionState()

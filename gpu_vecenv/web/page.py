@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from gpu_vecenv._version import __version__
 from gpu_vecenv.declare.arguments import check_kind
 from gpu_vecenv.declare.env import Env
@@ -73,9 +75,10 @@ def game_page(
         raise ConfigError(
             f"the policies are of {policy.game!r:.300}; expected policies of {game!r:.300}, whose page this is"
         )
-    module, draw = web_module(game), draw_source(game)
+    arrays = {} if policy is None or policy.game != game else policy.shared
+    module, draw = web_module(game, arrays), draw_source(game)
     policies = () if policy is None else policy.policies.values()
-    content = _content(game, module, policies, title, replay)
+    content = _content(game, module, policies, title, replay, arrays)
     page = inline_page(FOLDER, _script(draw), content, policy=WITH_WEBASSEMBLY)
     described = {key: content[key] for key in ("game", "version", "config", "layout", "shared")}
     return {
@@ -98,7 +101,7 @@ def training_page(game: Env, policies: Iterable[Policy]) -> bytes:
             ``game_page``.
     """
     module, draw = web_module(game), draw_source(game)
-    content = {**_content(game, module, policies, None, None), "training": True}
+    content = {**_content(game, module, policies, None, None, {}), "training": True}
     rules = f"{WITH_WEBASSEMBLY}; connect-src 'self'"
     return inline_page(FOLDER, _script(draw, "training.js"), content, policy=rules).encode()
 
@@ -109,9 +112,14 @@ def _plays(trained: Env, game: Env) -> bool:
 
 
 def _content(
-    game: Env, module: WebModule, policies: Iterable[Policy], title: str | None, replay: Replay | None
+    game: Env,
+    module: WebModule,
+    policies: Iterable[Policy],
+    title: str | None,
+    replay: Replay | None,
+    arrays: Mapping[str, torch.Tensor],
 ) -> dict[str, Any]:
-    """What the page's scripts read, in JSON types."""
+    """What the page's scripts read, in JSON types; ``arrays`` are shared fields that the policies were trained to."""
     name, layout = versioned_name(registered_name(type(game)), game), game.layout
     fields = {entry.name: entry.default for entry in game.own_fields()}
     changed = {key: getattr(game, key) for key in fields if getattr(game, key) != fields[key]}
@@ -140,7 +148,7 @@ def _content(
             if each.low < each.high
         ],
         "scalars": [
-            {"name": field.name, "value": game.arrays()[field.name].item()}
+            {"name": field.name, "value": {**game.arrays(), **arrays}[field.name].item()}
             for field in layout.fields
             if field.shared and field.shape == ()
         ],

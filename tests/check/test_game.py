@@ -1,5 +1,6 @@
 """``check_game``: a game with one mistake is stopped at its cause, which the report names; sound games pass."""
 
+import io
 import os
 import pickle
 import re
@@ -8,9 +9,10 @@ import pytest
 from games.crew import Crew
 from games.race import Race
 from games.sacrifice import Sacrifice
+from rich.console import Console
 from support.hostile import MISTAKE_LINE, walkers
 
-from gpu_vecenv.check import ConformanceError
+from gpu_vecenv.check import ConformanceError, Failure, Report
 from gpu_vecenv.check.context import CHECKS
 from gpu_vecenv.check.game import check_game
 from gpu_vecenv.check.isolation import ProcessEnded, run_isolated
@@ -85,11 +87,61 @@ MISTAKES = {
         "ONCE s.goal[0] = 7 / (s.goal[0] - s.goal[0] * io.elapsed_steps);",
         r"G01: step 1 crashed with SIGFPE, an integer division by zero",
     ),
-    "missing sync": (
+    "read after a write": (
         "//",
-        "FOR_AGENTS (i) s.place[i][0] += s.place[(i + 1) % NUM_AGENTS][0];",
-        r"G05: ranges backwards: s\.place\[\d\]\[0\] of environment 0, agent walker_\d is [\d.-]+ instead of [\d.-]+ "
-        r"after step 1: a group_sync\(\) is missing",
+        "FOR_AGENTS (i) io.rewards[i] += s.place[(i + 1) % NUM_AGENTS][0];",
+        rf"G06: step: agent walker_0 in the loop at walkers\.cu:{MISTAKE_LINE} reads s\.place\[1\]\[0\] "
+        r"of environment 0, which agent walker_1 in the loop at walkers\.cu:8 wrote: put group_sync\(\) between",
+    ),
+    "write after a read": (
+        "        s.place[i][1] = s.place[i][0];\n",
+        "        s.place[i][1] = (float)s.goal[0];\n    }\n    ONCE s.goal[0] = 1;\n    FOR_AGENTS (i) {\n",
+        r"G06: step: index 0 of the loop at walkers\.cu:11 writes s\.goal\[0\] of environment 0, which agent walker_2 "
+        r"in the loop at walkers\.cu:8 read: put group_sync\(\) between the two \(in step 1\)",
+    ),
+    "write after a write": (
+        "//",
+        "group_sync(); FOR_AGENTS (i) if (io.elapsed_steps == 3) io.scratch->spare = 1;",
+        rf"G06: step: agent walker_1 in the loop at walkers\.cu:{MISTAKE_LINE} writes byte 0 of Scratch, which agent "
+        rf"walker_0 in the loop at walkers\.cu:{MISTAKE_LINE} wrote: let one thread write it, .* \(in step 3\)",
+    ),
+    "within one loop": (
+        "//",
+        "group_sync(); FOR_AGENTS (i) s.place[i][0] += s.place[(i + 1) % NUM_AGENTS][0];",
+        rf"G06: step: agent walker_1 in the loop at walkers\.cu:{MISTAKE_LINE} writes s\.place\[1\]\[0\] .*, which "
+        r"agent walker_0 in the loop .* read: split the loop, with group_sync\(\) between the two halves",
+    ),
+    "written by every thread": (
+        "//",
+        "group_sync(); s.goal[0] = 1 - s.goal[0];",
+        r"G06: step: the code after walkers\.cu:8, which every thread executes, writes s\.goal\[0\] of environment 0: "
+        r"write it in ONCE",
+    ),
+    "read by every thread": (
+        "//",
+        "group_sync(); ONCE io.scratch->heading[1] = 1; if (io.scratch->heading[1] > 2) return;",
+        rf"G06: step: the code after walkers\.cu:{MISTAKE_LINE}, .*, reads byte \d+ of Scratch, which index 0",
+    ),
+    "atomic and plain": (
+        "//",
+        "ONCE io.scratch->spare = 0; FOR_AGENTS (i) atomic_add(&io.scratch->spare, 1);",
+        rf"G06: step: atomic_add in the loop at walkers\.cu:{MISTAKE_LINE} writes byte 0 of Scratch, which index 0",
+    ),
+    "sync in a loop": (
+        "//",
+        "FOR_AGENTS (i) group_sync();",
+        rf"G06: step: walkers\.cu:{MISTAKE_LINE}: .* stands in the loop or ONCE of walkers\.cu:{MISTAKE_LINE}: all",
+    ),
+    "loop in ONCE": (
+        "//",
+        "ONCE FOR_AGENTS (i) io.rewards[i] = 0;",
+        rf"G06: step: walkers\.cu:{MISTAKE_LINE}: .* stands in the loop or ONCE of walkers\.cu:{MISTAKE_LINE}: all",
+    ),
+    "sum over threads": (
+        "//",
+        "float sum = 0; FOR_AGENTS (i) sum += 0.1f * (float)i + s.place[i][0] * 0.3f; ONCE io.rewards[0] = sum;",
+        r"G05: ranges backwards: io\.rewards\[0\] of environment \d, agent walker_0 is [\d.-]+ instead of [\d.-]+ "
+        r"after step \d+: a group_sync\(\) is missing, .*, or a float sum runs over threads",
     ),
 }
 
@@ -112,12 +164,26 @@ def test_a_mistake_is_the_only_finding(name, tmp_path):
         report.raise_for_failures()
     found = f"{failure.check}: {failure}"
     assert re.match(expected, found), found
-    after = "not run after (rules: bitwise equality, |bitwise equality: )next_step, same_step, disabled, parallel"
+    before = r"(rules: races, bitwise equality, |races: bitwise equality, |bitwise equality: )"
+    after = f"not run after {before}next_step, same_step, disabled, parallel"
     assert re.fullmatch(after, report.notes[failure.check][-1])
-    assert max({*report.passed, *report.skipped, failure.check}) == failure.check, (
+    order = [*GAME_CHECKS, *CHECKS]
+    assert max({*report.passed, *report.skipped, failure.check}, key=order.index) == failure.check, (
         "nothing is run after the first cause"
     )
     assert str(report).count("\n") < 30
+
+
+def test_a_summary_has_what_failed_and_the_counts_in_80_columns():
+    failures = [Failure("G06", GAME_CHECKS["G06"], "step: agent walker_0 in the loop at walkers.cu:14 reads s.place")]
+    report = Report("walkers", ["G01", "G02"], failures, {"K19": "there is no reference", "K22": "no CUDA device"})
+    out = io.StringIO()
+    Console(file=out, width=80).print(report.summary("--verbose"))
+    *table, counts, skipped = out.getvalue().splitlines()
+    assert max(map(len, table)) <= 80
+    assert "G06" in table[3] and not any(name in "".join(table) for name in ("G01", "K19"))
+    assert counts == "walkers: 2 passed, 1 failed, 2 skipped"
+    assert skipped == "skipped: K19 K22; --verbose shows all checks, with reasons"
 
 
 CHOSEN = {  # mistake, the checks that are chosen -> those that pass, and those that fail
@@ -127,8 +193,10 @@ CHOSEN = {  # mistake, the checks that are chosen -> those that pass, and those 
     ("unwritten state", "G03"): (["G03"], []),
     ("forgotten truncation", "G02"): (["G02"], []),
     ("write beyond a field", "G04"): ([], ["G01"]),
-    ("missing sync", "G02"): (["G02"], []),
-    ("missing sync", "G05"): ([], ["G05"]),
+    ("sum over threads", "G02"): (["G02"], []),
+    ("sum over threads", "G05"): ([], ["G05"]),
+    ("read after a write", "G05"): (["G05"], []),
+    ("read after a write", "G06"): ([], ["G06"]),
 }
 
 
@@ -213,7 +281,7 @@ def test_wrong_numbers_are_refused_before_anything_is_run(wrong, tmp_path):
 
 
 def test_an_unknown_check_is_refused_before_anything_is_run(tmp_path):
-    with pytest.raises(ConfigError, match=r"checks: unknown check 'G07'; nearest: K07, G05, G04"):
+    with pytest.raises(ConfigError, match=r"checks: unknown check 'G07'; nearest: K07, G06, G05"):
         check(walkers(tmp_path)(), checks=["K01", "G07"])
 
 

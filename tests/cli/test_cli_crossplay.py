@@ -147,3 +147,34 @@ def test_crossplay_shows_its_progress(command, monkeypatch):
     percents = [int(re.fullmatch(r"crossplay: (\d+)%.*", line)[1]) for line in errors]
     assert code == 0 and percents == sorted(percents) and percents[-1] == 100
     assert any("random and one: episodes 1 to 6 of 6" in line for line in errors)
+
+
+@pytest.mark.parametrize("width", [30, 60, 80])
+def test_no_mean_is_cut_where_lines_are_short(command, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    code, output, _ = command("crossplay", "one", "three", "random", *QUICK)
+    rows = [line.split("│")[3:-1] for line in output.splitlines() if re.match(r"│ +\d", line)]
+    assert code == 0 and "…" not in output and len(rows) == 10
+    numbers = [re.fullmatch(r" +-?[\d.]+( ± [\d.]+)? ", cell) for row in rows for cell in row]
+    assert len(numbers) == 10 * 5 and all(numbers)
+
+
+def test_runs_play_with_the_shared_fields_of_their_checkpoints(command):
+    train = [
+        "train",
+        "overcooked",
+        "--out",
+        "cook",
+        "--total-steps",
+        "16",
+        "--episodes",
+        "2",
+        "--max-steps",
+        "100",
+        *TINY,
+    ]
+    assert command(*train, "--schedules", json.dumps({"shared": {"shaping_weight": [[0, 50]]}}))[0] == 0
+    for line in (("evaluate", "cook", "--json"), ("crossplay", "cook", "--json")):
+        said = json.loads(command(*line, "--episodes", "200", "--device", "cpu")[1])
+        mean = said["return_player"] if line[0] == "evaluate" else said["returns"]["player"]["mean"][0][0]
+        assert mean > 10, "shaped rewards are 3 or 5, and few"

@@ -88,6 +88,13 @@ def test_wrong_cxx_is_reported_and_not_replaced(programs, monkeypatch):
     assert "Set CXX" in doctor.report(Diagnosis(CPU_TORCH, compiler=compiler))
 
 
+def test_the_compiler_of_pages_is_reported(programs, monkeypatch):
+    assert re.search(r"\d+\.\d+", doctor.examine().ziglang.found)
+    monkeypatch.setitem(sys.modules, "ziglang", None)
+    missing = doctor.examine()
+    assert re.search(r"^ziglang +missing: gpu-vecenv web .* -m pip install ziglang$", doctor.report(missing), re.M)
+
+
 def test_nvcc_is_found_in_the_toolkit_too(programs, tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     nvcc = programs.add("nvcc", "echo 'Cuda compilation tools, release 13.0, V13.0.88'")

@@ -24,9 +24,10 @@ EXPECTED = {
     "new": ["check", "train"],
     "own": ["replay record", "web"],
     "bundled": ["replay record", "web"],
+    "resumed own": ["replay record", "web"],
     "seeds": ["replay record", "web"],
-    "record own": ["replay html"],
-    "record bundled": ["replay html"],
+    "record own": ["replay html", "replay play"],
+    "record bundled": ["replay html", "replay play"],
     "again": ["train --resume"],
 }
 
@@ -72,6 +73,7 @@ def printed(place: Path) -> dict[str, str]:
     commands = {
         "new": "new acorn --folder games".split(),
         "own": ["train", "games/acorn.py", *SHORT, "--out", "runs/my own"],
+        "resumed own": ["train", "--resume", "runs/my own", "--total-steps", "32"],
         "bundled": ["train", "tag_gridworld", *SHORT, "--grid", "4", "--out", "runs/tag"],
         "seeds": ["train", "games/acorn.py", *SHORT, "--seeds", "2", "--out", "runs/seeds"],
         "record own": ["replay", "record", "runs/my own", "--out", "replays"],
@@ -154,3 +156,10 @@ def test_damaged_settings_are_refused(text, printed, tmp_path):
     (tmp_path / "settings.json").write_text(text)
     with pytest.raises(ValueError, match="damaged or of another version"):
         load_game_of_run(tmp_path)
+
+
+def test_without_the_compiler_of_pages_the_hint_says_what_to_install(place, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ziglang", None)
+    code, output, _ = run(capsys, "train", "tag_gridworld", *SHORT, "--grid", "4", "--out", "runs/no_pages")
+    assert code == 0
+    assert re.search(r"gpu-vecenv web tag_gridworld .*\n +which needs ziglang: .* -m pip install ziglang\n", output)

@@ -135,6 +135,7 @@ def command(monkeypatch, capsys, tmp_path):
 def test_train_shows_its_iterations_and_then_its_evaluations(trained):
     folder, output = trained
     iterations = reports(output, "train")
+    assert iterations.pop() == "evaluating this checkpoint: 6 x 100 episodes"
     assert [text.split("  ")[0] for text in iterations] == [f"iteration {k} of 3" for k in (1, 2, 3)]
     evaluations = reports(output, "evaluate")
     assert evaluations[0].startswith("all random: episodes 1 to 2 of 2: step 0, 0 of 2 episodes ended")

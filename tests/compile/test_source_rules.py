@@ -29,6 +29,17 @@ BROKEN = {
         "#include NEAR",
         '#include_next "near.cuh"',
     ],
+    "threads and blocks": [
+        "const int agent = threadIdx.x;",
+        "if (blockIdx.x * blockDim.x < 3) return;",
+        "__syncthreads();",
+        "__sync_env_threads();",
+        "if (__syncthreads_or(x)) return;",
+        "__shared__ int num_runners;",
+        "__device__ float twice(float x) { return 2 * x; }",
+        "__constant__ float levels[3];",
+        "x = curand_uniform(&states[agent]);",
+    ],
     "library functions": [
         "float y = sinf(x);",
         "float y = exp (x);",
@@ -65,7 +76,6 @@ BROKEN = {
         "y = __sinf(x);",
         "y = __fdividef(x, z);",
         "y = __builtin_expf(x);",
-        "__syncthreads();",
         "#define SINE __sinf",
     ],
     "allocation": ["float* p = new float[3];", "delete[] p;", "void* p = malloc(3);", "if (a>b) free(p);"],
@@ -155,6 +165,18 @@ def test_a_game_is_looked_through_before_it_is_compiled(tmp_path):
     (tmp_path / "near.cuh").write_text("HD float twice(float x) { return __fmul_rn(x, 2); }\n")
     with pytest.raises(SourceRuleError, match=r"near\.cuh:1: '__fmul_rn'"):
         VecEnv(game(tmp_path, '\n#include "near.cuh"\n'), 2, "cpu")
+
+
+def test_words_of_warpdrive_have_those_of_this_library_in_the_message(tmp_path):
+    cures = {
+        "int agent = threadIdx.x;": r"'threadIdx' breaks .*FOR_AGENTS \(i\) .* and ONCE .* `s` and `io` are",
+        "__sync_env_threads();": r"'__sync_env_threads' breaks .*; write group_sync\(\), outside of FOR_AGENTS",
+        "__shared__ int left[3];": r"'__shared__' breaks .*; declare it in struct Scratch, and write io\.scratch->name",
+        "x = curand_uniform(&x);": r"'curand_uniform' breaks .*; write io\.rng\.uniform\(item, draw\)",
+    }
+    for rules, cure in cures.items():
+        with pytest.raises(SourceRuleError, match=rf"Lonely: lonely\.cu:6: {cure}"):
+            VecEnv(game(tmp_path, rules), 2, "cpu")
 
 
 def test_what_is_allowed_or_for_cuda_only_is_left_to_the_compiler(tmp_path):

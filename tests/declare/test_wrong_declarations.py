@@ -50,6 +50,7 @@ RIGHT = {
     "preset": NAMES,
     "critic_state": TUPLE,
     "agent_critic_state": TUPLE,
+    "state_metrics": TUPLE,
     "masks_actions": FLAG,
     "clip_actions": FLAG,
     "takes_turns": FLAG,

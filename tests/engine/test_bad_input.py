@@ -27,6 +27,7 @@ from gpu_vecenv.errors import (
     InvalidSeedError,
     ResetNeededError,
     UnknownGameError,
+    UnknownNameError,
 )
 from gpu_vecenv.train.checkpoint import save_checkpoint
 
@@ -619,3 +620,35 @@ def test_device_code_that_is_not_utf_8_is_reported(tmp_path):
     game = type("Own", (type(GRIDWORLD),), {"source": path, "__module__": __name__})
     with pytest.raises(EnvDefinitionError, match=r"device code .*own\.cu cannot be read: 'utf-8' codec"):
         VecEnv(game(), 2, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("cell", "nearest: state_cell"),
+        ("cel", "nearest: state_cell"),
+        ("state_cel", "nearest: state_cell"),
+        ("loc_x", "known: engine_"),
+    ],
+)
+def test_an_unknown_tensor_has_the_nearest_names_in_its_error(name, hint):
+    env = gpu_vecenv.make("tag_gridworld", 2, "cpu")
+    for read in (env.data.pull, env.data.__getitem__):
+        with pytest.raises(UnknownNameError, match=rf"^no tensor '{name}'; {hint}"):
+            read(name)
+    with pytest.raises(KeyError, match=r"no field 'cel'; nearest: cell"):
+        env.state["cel"]
+    assert "cell" not in env.data and env.data.get("cell") is None
+
+
+def test_an_argument_of_make_that_is_misspelt_is_named():
+    with pytest.raises(
+        ConfigError, match=r"tag_gridworld has no configuration key 'num_env' \(= 3\); nearest: num_envs"
+    ):
+        gpu_vecenv.make("tag_gridworld", num_env=3)
+    with pytest.raises(ConfigError, match=r"'devise' .*; nearest: device"):
+        gpu_vecenv.make("tag_gridworld", num_envs=3, devise="cpu")
+    with pytest.raises(
+        TypeError, match=r'num_envs is None, or missing; expected an int .*make\("tag_gridworld", num_envs='
+    ):
+        gpu_vecenv.make("tag_gridworld")

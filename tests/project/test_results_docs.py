@@ -152,6 +152,56 @@ def test_the_table_of_ten_seeds_is_what_was_measured() -> None:
         assert figures.table([results(f"algorithms-{name}.json") for name in ("mappo", "pqn")]) in TEXT
 
 
+def matches_of_connect_four() -> Iterator[str]:
+    """One line for each seed: the shares of games won."""
+    columns = [f"{how}, {who}" for how in ("greedy", "sampled") for who in ("random moves", "a search of depth 5")]
+    for run in results("connect_four-goals.json")["runs"].values():
+        cells = [f"{sum(run['matches'][name]['wins']) / sum(run['matches'][name]['games']):.1%}" for name in columns]
+        yield f"| {run['seed']} | {' | '.join(cells)} |"
+
+
+def test_the_table_of_connect_four_is_what_was_measured() -> None:
+    rows = list(matches_of_connect_four())
+    assert len(rows) == 8 and [row for row in rows if row not in TEXT] == []
+
+
+def goals_of_tag_continuous() -> Iterator[str]:
+    """One line for each seed: shares of episodes in which all were tagged, and returns of the trained runners."""
+    columns = ("trained - random", "trained - flee", "trained - trained", "pursuit - trained")
+    for run in results("tag_continuous-goals.json")["runs"].values():
+        shares = " | ".join(f"{run['pairings'][name]['tagged_all']:.1%}" for name in columns)
+        returns = [run["pairings"][name]["return_runner"] for name in ("pursuit - trained", "random - trained")]
+        yield f"| {run['seed']} | {shares} | {' | '.join(f'{value:.2f}' for value in returns)} |"
+
+
+def test_the_table_of_goals_of_tag_continuous_is_what_was_measured() -> None:
+    rows = list(goals_of_tag_continuous())
+    assert len(rows) == 8 and [row for row in rows if row not in TEXT] == []
+
+
+def societies() -> Iterator[str]:
+    """One line for each game and players: the four measures of each seed."""
+    digits = {"utility": 3, "equality": 2, "sustainability": 1, "peace": 2}
+    groups: dict[tuple[str, str], list[dict[str, float | None]]] = {}
+    for row in results("commons.json")["rows"]:
+        if row["common_reward"] == "none":
+            groups.setdefault((row["game"], "random"), []).append(row["random"])
+        groups.setdefault((row["game"], f"trained, `--common-reward {row['common_reward']}`"), []).append(
+            row["trained"]
+        )
+    for (game, players), found in groups.items():
+        cells = [
+            ", ".join("none" if (value := one[name]) is None else f"{value:.{k}f}" for one in found)
+            for name, k in digits.items()
+        ]
+        yield f"| {game}, {players} | {' | '.join(cells)} |"
+
+
+def test_the_table_of_societies_is_what_was_measured() -> None:
+    rows, text = list(societies()), (DOCS / "games.md").read_text(encoding="utf-8")
+    assert len(rows) == 6 and [row for row in rows if row not in text] == []
+
+
 def test_each_table_names_the_commit_and_the_device_of_its_file() -> None:
     pages = "".join(path.read_text(encoding="utf-8") for path in DOCS.glob("*.md"))
     told = re.findall(r"^\*([\w ]+), commit (\w{7}), .*: `docs/(\w+/[\w-]+\.json)`\.\*$", pages, re.MULTILINE)

@@ -30,6 +30,7 @@ class EmulatedCudaBackend(HostBackend):
 
     def __init__(self) -> None:
         super().__init__()
+        self.traces_accesses = False
         self.command = [flag for flag in self.command if flag != "-O3"] + ["-O1", "-Wno-unknown-pragmas"]
 
     @property

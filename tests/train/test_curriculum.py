@@ -377,3 +377,12 @@ def test_a_trainer_that_goes_back_has_the_values_of_its_checkpoint(device, tmp_p
     trainer.load(path)
     trainer.train_iteration()
     assert trainer.env.state["table"].eq(1).all()
+
+
+def test_a_run_is_played_with_the_shared_fields_of_its_checkpoint(device, tmp_path):
+    trainer, _ = trained(shade(device), 2, curriculum=Curriculum(shared={"table": lambda progress: 3 + 10 * progress}))
+    path = trainer.save(tmp_path / "a.safetensors")
+    policy = gpu_vecenv.load_policy(path, game=trainer.env.game, device=device)
+    assert policy.shared.keys() == {"table", "stage"} and policy.shared["table"].eq(4).all()
+    env = gpu_vecenv.VecEnv(policy.game, 4, device, arrays=policy.shared)
+    assert gpu_vecenv.evaluate(env, policy.policies, 4)["return_agent"] == 6 * 4

@@ -23,6 +23,7 @@ from gpu_vecenv.compile import function_manager
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.declare.obs_parts import Entities, ObservationParts, Own
 from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.train.convolutions import PRODUCT_IMAGES, ImageConvolution
 from gpu_vecenv.train.encoders import ENTITY_UNITS, EncodedActorCritic, ImageEncoder, PartsEncoder
 from gpu_vecenv.train.normalizers import Normalizer
 from gpu_vecenv.train.policy import Policy, default_network
@@ -298,6 +299,33 @@ def test_training_repeats_resumes_and_is_loaded_without_an_environment(
     for role, own in policy.policies.items():
         rows = own.view.obs(obs)
         assert equal_bits(own(rows)[0], one.role_policies()[role](rows)[0])
+
+
+# Image, channels, filters, kernel, stride, padding: with padding and without, and where strides leave cells out.
+SMALL_IMAGES = [((5, 8), 26, 32, 5, 1, 2), ((4, 5), 3, 4, 3, 1, 0), ((7, 6), 2, 3, 3, 2, 1)]
+
+
+@pytest.mark.parametrize("sizes", SMALL_IMAGES, ids=str)
+def test_a_product_takes_the_place_of_a_convolution(sizes):
+    layer = ImageConvolution(*sizes).double()
+    images = torch.randn(6, *sizes[0], sizes[1]).double().movedim(-1, 1).requires_grad_()
+    found = []
+    for outputs in (layer.product(images, layer.places), layer(images)):
+        assert outputs.shape == (6, sizes[2], *layer.output_shape)
+        found.append((outputs, *torch.autograd.grad(outputs.cos().sum(), (images, *layer.parameters()))))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs)  # in float64; sums in another order
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sizes", SMALL_IMAGES, ids=str)
+def test_many_images_are_convolved_as_few_are(sizes, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    layer = ImageConvolution(*sizes).cuda()
+    images = torch.randn(PRODUCT_IMAGES, *sizes[0], sizes[1], device="cuda").movedim(-1, 1)
+    # Sums of up to 650 products of magnitude 1, of which float32 keeps 24 bits, in another order.
+    halves = torch.cat([layer(half) for half in images.split(PRODUCT_IMAGES // 2)])
+    torch.testing.assert_close(layer(images), halves, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.gpu

@@ -686,7 +686,9 @@ def test_the_commands_record_play_show_and_html(command, tmp_path):
     assert (
         f"wrote kept/cartpole-11-1.replay: {one.num_steps} steps, return agent {one.num_steps}, {size} bytes" in output
     )
-    assert output.endswith("\nto watch: gpu-vecenv replay html kept\n")
+    assert output.endswith(
+        "\nto watch, as a page: gpu-vecenv replay html kept\nto compare a run with them: gpu-vecenv replay play kept\n"
+    )
     for files in ("kept", "kept/cartpole-11-0.replay kept/cartpole-11-1.replay"):
         code, output, errors = command(f"play {files} --device cpu")
         assert (code, errors) == (0, []) and len(re.findall(r"│ identical +│", output)) == 2 and one.digest in output

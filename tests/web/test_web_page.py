@@ -3,6 +3,8 @@
 import base64
 import dataclasses
 import json
+import re
+import struct
 
 import numpy as np
 import pytest
@@ -565,6 +567,16 @@ def test_the_command_writes_a_folder(tmp_path, capsys):
 @pytest.mark.parametrize("name", GAMES)
 def test_every_game_has_a_page_of_at_most_300_kb(name):
     assert len(game_page(gpu_vecenv.configure(name))["index.html"]) <= 300_000
+
+
+def test_a_page_plays_with_the_shared_fields_of_the_run():
+    game = gpu_vecenv.configure("overcooked")
+    trainer = gpu_vecenv.Trainer(gpu_vecenv.VecEnv(game, 1, "cpu"), gpu_vecenv.PPOConfig(total_steps=10))
+    for shared, weight in (({"shaping_weight": torch.tensor(0.25)}, 0.25), ({}, 1.0)):
+        files = game_page(game, GamePolicy(game, trainer.policies, shared=shared))
+        bits = json.loads(files["game.json"])["shared"]["state_shaping_weight"]
+        assert struct.unpack("f", base64.b64decode(bits)) == (weight,)
+        assert re.findall(rb'"name": ?"shaping_weight", ?"value": ?([\d.]+)', files["index.html"]) == [str(weight).encode()]
 
 
 def test_policies_of_another_configuration_are_refused():

@@ -155,6 +155,10 @@ class Backend(Protocol):
         """Bytes that the parameters of a kernel may have, at most; None where launches cannot be joined."""
 
     @property
+    def traces_accesses(self) -> bool:
+        """Whether the compiler can report accesses to memory, see races.cuh."""
+
+    @property
     def driver_name(self) -> str | None:
         """Which driver loads and launches, "pycuda" or "cuda_core"; None on the CPU."""
 

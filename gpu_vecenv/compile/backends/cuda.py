@@ -50,6 +50,7 @@ class CudaBackend:
         self.processor_name: str = properties.name
         self.resident_threads: int = properties.multi_processor_count * properties.max_threads_per_multi_processor
         self.tensor_cores = None
+        self.traces_accesses = False
         if properties.major >= 8:
             self.tensor_cores = TensorCores(
                 properties.multi_processor_count,

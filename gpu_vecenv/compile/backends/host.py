@@ -22,6 +22,7 @@ import torch
 
 from gpu_vecenv.compile.backends import GroupShape, Launcher, LaunchShape, TensorCores, symbol
 from gpu_vecenv.compile.backends.compiler_process import run_compiler
+from gpu_vecenv.compile.engine_kernels import TRACES_ACCESSES
 from gpu_vecenv.compile.forks import forks
 from gpu_vecenv.compile.toolchain import find_host_compiler
 from gpu_vecenv.errors import CompilerError
@@ -35,6 +36,7 @@ if os.name != "nt":  # where all code is relocated when it is loaded, and compil
     FLAGS.append("-fPIC")
 if sys.platform == "linux":
     FLAGS.append("-Wl,-z,defs")  # a missing function fails the build, not the first call
+TRACING_FLAGS = "-O1 -fsanitize=thread -c".split()  # at -O1 no access is vectorised: those of vectors are not reported
 NATIVE_FLAG = "-march=native" if platform.machine() in ("x86_64", "AMD64", "i686") else "-mcpu=native"
 FILE_DESCRIPTORS = Path("/proc/self/fd")  # Linux
 NO_EXECUTION = getattr(os, "ST_NOEXEC", 0)
@@ -76,6 +78,7 @@ class HostBackend:
         # Kernels use no C++ library; zig would first build its own, which takes minutes.
         without_library = ["-nostdlib++"] if "ziglang" in command else []
         self.compiler_command = command
+        self.traces_accesses = os.name != "nt" and not any(flag.startswith("-fsanitize") for flag in more)
         self.command = [*command, *FLAGS, NATIVE_FLAG, *without_library, *more]
 
     @property
@@ -92,6 +95,11 @@ class HostBackend:
         with tempfile.TemporaryDirectory() as folder:
             source = Path(folder, "kernel.cpp")
             source.write_text(text, encoding="utf-8")
+            if self.traces_accesses and TRACES_ACCESSES in text:
+                # Linked apart: with that flag the compiler would add a library, which has other functions of the names.
+                traced, source = source, Path(folder, "kernel.o")
+                flags = [flag for flag in self.command if flag != "-shared" and not flag.startswith("-Wl,")]
+                run_compiler([*flags, *TRACING_FLAGS, "-o", str(source), str(traced)], " ".join(self.command))
             run_compiler([*self.command, "-o", str(target), str(source)], " ".join(self.command))
 
     def new_stream(self) -> None:

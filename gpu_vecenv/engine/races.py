@@ -1,0 +1,113 @@
+"""Debug builds: what the records of races.cuh say, as one sentence with file, line, element and threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from gpu_vecenv.compile.engine_kernels import GUARD_BYTES
+from gpu_vecenv.declare.layout import GameLayout
+
+READ_AFTER_WRITE, WRITE_AFTER_READ, WRITE_AFTER_WRITE, WRITTEN_BY_EVERY_THREAD = range(4)  # as in races.cuh
+EVERY_THREAD, ATOMIC = -1, -2
+VERBS = {
+    READ_AFTER_WRITE: ("wrote", "reads"),
+    WRITE_AFTER_READ: ("read", "writes"),
+    WRITE_AFTER_WRITE: ("wrote", "writes"),
+}
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The tensors that device code of one environment accesses.
+
+    Args:
+        state: Name of the DataManager -> tensor.
+        outputs: Name in the step buffers -> tensor.
+        scratch: The bytes of Scratch, with their guard bytes, one after the other.
+        scratch_bytes: Of each.
+    """
+
+    state: Iterable[tuple[str, torch.Tensor]]
+    outputs: Mapping[str, torch.Tensor]
+    scratch: torch.Tensor
+    scratch_bytes: int
+
+
+@dataclass(frozen=True)
+class Access:
+    """One of the two accesses, or the place of a construct."""
+
+    thread: int
+    line: int
+    file: str
+    of_agents: bool
+
+    def who(self, layout: GameLayout) -> str:
+        """The thread, as the source names it."""
+        at = f"{self.file}:{self.line}"
+        if self.thread == EVERY_THREAD:
+            return (
+                f"the code after {at}, which every thread executes," if self.line else "the code before the first loop"
+            )
+        if self.thread == ATOMIC:
+            return f"atomic_add in the loop at {at}"
+        if self.of_agents:
+            return f"agent {layout.agent_names[self.thread]} in the loop at {at}"
+        return f"index {self.thread} of the loop at {at}"
+
+
+def race_sentence(record: Sequence[int], files: Mapping[int, str], layout: GameLayout, memory: Memory) -> str:
+    """What two threads access, where, and what to change."""
+    _, kind, address = record[:3]
+    before, after = (_access(record[k : k + 4], files) for k in (3, 7))
+    what = element_at(address, layout, memory)
+    if kind == WRITTEN_BY_EVERY_THREAD:
+        return f"{after.who(layout)} writes {what}: write it in ONCE {{ }}, or in a loop for each item its own"
+    first, second = VERBS[kind]
+    sentence = f"{after.who(layout)} {second} {what}, which {before.who(layout)} {first}: "
+    if (before.file, before.line) != (after.file, after.line):
+        return f"{sentence}put group_sync() between the two"
+    if kind == WRITE_AFTER_WRITE:
+        return f"{sentence}let one thread write it, or use atomic_add for an integer"
+    return f"{sentence}split the loop, with group_sync() between the two halves"
+
+
+def misplaced_sentence(record: Sequence[int], files: Mapping[int, str]) -> str:
+    """Which construct must be executed by all threads."""
+    outer, inner = (_access(record[k : k + 4], files) for k in (3, 7))
+    return (
+        f"{inner.file}:{inner.line}: a loop over the threads of the group, ONCE in a loop, group_sync(), group_any() "
+        f"or group_reduce_min() stands in the loop or ONCE of {outer.file}:{outer.line}: all threads must execute it; "
+        "move it out, or write an ordinary for loop"
+    )
+
+
+def element_at(address: int, layout: GameLayout, memory: Memory) -> str:
+    """The element at an address, as a game's source names it, with its environment."""
+    offset = address - memory.scratch.data_ptr()
+    if 0 <= offset < memory.scratch.numel():
+        return f"byte {offset % memory.scratch_bytes - GUARD_BYTES} of Scratch"
+    for name, tensor in (*memory.outputs.items(), *memory.state):
+        offset = (address - tensor.data_ptr()) // tensor.element_size()
+        if address < tensor.data_ptr() or offset >= tensor.stride(0) * len(tensor):
+            continue
+        env_index, rest = divmod(offset, tensor.stride(0))
+        shape = tensor.shape[1:]
+        if name in ("obs", "final_obs", "action_mask"):  # one axis in the source
+            shape = torch.Size([tensor.shape[1], tensor[0, 0].numel()])
+        indices = list[int]()
+        for size in reversed(shape[1:]):
+            rest, k = divmod(rest, size)
+            indices.insert(0, k)
+        indices.insert(0, rest)
+        source = f"s.{name.removeprefix('state_')}" if name.startswith("state_") else f"io.{name}"
+        return f"{source}{''.join(f'[{k}]' for k in indices)} of environment {env_index}"
+    return "memory of another kind"
+
+
+def _access(items: Sequence[int], files: Mapping[int, str]) -> Access:
+    thread, line, file, of_agents = items
+    return Access(thread, line, files.get(file, "unknown file"), bool(of_agents))
