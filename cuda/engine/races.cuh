@@ -33,7 +33,8 @@ struct Cell {
     Access write, read, other_read;
 };
 
-constexpr u64 FIRST_CAPACITY = 1 << 12;
+constexpr u64 FIRST_CAPACITY = 1 << 12, LAST_CAPACITY = 1 << 22;  // of the table; what finds no cell is not watched
+constexpr u64 LARGEST_FRAME = 1 << 14;  // on some processors locals lie above the frame's address
 constexpr int MAX_FILES = 256;
 
 struct Tracker {
@@ -95,10 +96,11 @@ UNTRACED_INLINE static Cell* find(Cell* cells, u64 capacity, u64 address, u32 ep
     }
 }
 
-// Twice as many cells; they stay allocated, as the next launch needs as many.
-UNTRACED static void grow() {
+// Twice as many cells, or false; they stay allocated, as the next launch needs as many.
+UNTRACED static bool grow() {
     u64 capacity = own.capacity ? 2 * own.capacity : FIRST_CAPACITY;
-    Cell* cells = (Cell*)calloc(capacity, sizeof(Cell));
+    Cell* cells = capacity > LAST_CAPACITY ? nullptr : (Cell*)calloc(capacity, sizeof(Cell));
+    if (cells == nullptr) return false;
     for (u64 k = 0; k < own.capacity; ++k) {
         Cell* cell = own.cells + k;
         if (cell->write.epoch == own.now.epoch || cell->read.epoch == own.now.epoch)
@@ -107,11 +109,12 @@ UNTRACED static void grow() {
     free(own.cells);
     own.cells = cells;
     own.capacity = capacity;
+    return true;
 }
 
 // Finds a race of this access with an earlier one; false if there is none.
 UNTRACED_INLINE static bool touch(Tracker& tracker, u64 address, bool writes) {
-    if (2 * tracker.used >= tracker.capacity) grow();
+    if (2 * tracker.used >= tracker.capacity && !grow()) return false;
     const Access now = tracker.now;
     Cell* cell = find(tracker.cells, tracker.capacity, address, now.epoch);
     bool written = cell->write.epoch == now.epoch, read = cell->read.epoch == now.epoch;
@@ -149,7 +152,7 @@ UNTRACED_INLINE static void access(const void* pointer, u64 bytes, u64 stride, b
 UNTRACED static void begin(void* frame) {
     own.enabled = true;
     own.construct = OUTSIDE;
-    own.frame = (u64)frame;
+    own.frame = (u64)frame + LARGEST_FRAME;
     own.now.thread = EVERY_THREAD;
     own.now.place = 0;
     begin_epoch();
@@ -208,6 +211,29 @@ struct Scope {
         return first;
     }
 };
+
+template <class T>
+struct Element {
+    static constexpr i64 SIZE = 0;
+};
+template <class T, int N>
+struct Element<T[N]> {
+    static constexpr i64 SIZE = sizeof(T);
+};
+template <class T, int N>
+struct Element<CheckedArray<T, N>> {
+    static constexpr i64 SIZE = sizeof(T);
+};
+
+// Writes offset and size of a member of S, and the size of an element if it is an array.
+template <class S, class BASE, class T>
+HD void measure(i64* out, T BASE::* member) {
+    constexpr i64 AT = 4096;
+    const T* address = &(((S*)AT)->*member);
+    out[0] = (i64)address - AT;
+    out[1] = sizeof(T);
+    out[2] = Element<T>::SIZE;
+}
 
 }  // namespace races
 

@@ -19,6 +19,7 @@ from gpu_vecenv.compile.engine_kernels import (
     squash_source,
 )
 from gpu_vecenv.compile.randomized_source import float_literal, parameter_functions, with_varying_constants
+from gpu_vecenv.compile.scratch_members import member_names, members_source
 from gpu_vecenv.declare.field import C_TYPES
 from gpu_vecenv.declare.kernels import arguments_source
 from gpu_vecenv.declare.layout import FieldLayout, GameLayout
@@ -230,6 +231,7 @@ def game_source(layout: GameLayout, build: BuildOptions = DEFAULT_BUILD) -> str:
         stepping_source(layout, build, seen)
         + arguments_source(engine_kernels(layout, build), build.pointer)
         + inline_includes('#include "entry_points.cuh"', "generated functions", None, seen)
+        + (members_source(member_names(own_source(layout))) if build.races else "")
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from gpu_vecenv.compile.scratch_members import SCRATCH_MEMBERS
 from gpu_vecenv.declare.field import boolean, f32, i32, i64, u64
 from gpu_vecenv.declare.kernels import POINTER, Array, KernelSignature, Scalar
 from gpu_vecenv.declare.layout import FieldLayout, GameLayout
@@ -81,8 +82,9 @@ def engine_kernels(layout: GameLayout, build: BuildOptions = DEFAULT_BUILD) -> t
             *end,
         ),
     )
+    members = (SCRATCH_MEMBERS,) if build.races else ()
     if build.sampled:
-        return sizes, step
+        return sizes, *members, step
     reset = KernelSignature(
         "vecenv_reset",
         (
@@ -102,7 +104,7 @@ def engine_kernels(layout: GameLayout, build: BuildOptions = DEFAULT_BUILD) -> t
     )
     observe = KernelSignature("vecenv_observe", (*state, agents_as_envs, Array("obs", obs), *end))
     random_actions = KernelSignature("vecenv_random_actions", (*state, Array("actions", action), num_envs))
-    return sizes, reset, step, observe, random_actions
+    return sizes, *members, reset, step, observe, random_actions
 
 
 def state_arguments(layout: GameLayout, build: BuildOptions) -> tuple[Array | Scalar, ...]:

@@ -202,7 +202,7 @@ class Kernels:
             launch.run()
             if self._records is not None:
                 outputs = {} if out is None else out.tensors()
-                memory = Memory(self.data.items(), outputs, self._scratch, self._scratch_bytes)
+                memory = Memory(self.data.items(), outputs, self._scratch, self._scratch_bytes, self.program)
                 check_records(self._records, self._game_layout, self.build, memory, call)
                 check(state_guard_bands(self.data), call)
                 check(() if out is None else output_guard_bands(out), call)

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
+from gpu_vecenv.compile.codegen import own_source
 from gpu_vecenv.compile.engine_kernels import GUARD_BYTES
+from gpu_vecenv.compile.function_manager import Program
+from gpu_vecenv.compile.scratch_members import ITEMS, SCRATCH_MEMBERS, member_names
 from gpu_vecenv.declare.layout import GameLayout
 
 READ_AFTER_WRITE, WRITE_AFTER_READ, WRITE_AFTER_WRITE, WRITTEN_BY_EVERY_THREAD = range(4)  # as in races.cuh
@@ -28,12 +31,26 @@ class Memory:
         outputs: Name in the step buffers -> tensor.
         scratch: The bytes of Scratch, with their guard bytes, one after the other.
         scratch_bytes: Of each.
+        program: The game's.
     """
 
     state: Iterable[tuple[str, torch.Tensor]]
     outputs: Mapping[str, torch.Tensor]
     scratch: torch.Tensor
     scratch_bytes: int
+    program: Program
+
+    def member(self, offset: int, layout: GameLayout) -> str:
+        """The element of Scratch at an offset in bytes, as far as the source shows its name."""
+        names = member_names(own_source(layout))
+        measured = torch.zeros(max(1, ITEMS * len(names)), dtype=torch.int64)
+        self.program.launch(SCRATCH_MEMBERS.name, 1, out=measured)
+        for name, (first, size, element) in zip(
+            names, measured[: ITEMS * len(names)].view(-1, ITEMS).tolist(), strict=True
+        ):
+            if first >= 0 and first <= offset < first + size:
+                return f"io.scratch->{name}" + (f"[{(offset - first) // element}]" if element else "")
+        return f"byte {offset} of Scratch"
 
 
 @dataclass(frozen=True)
@@ -89,7 +106,7 @@ def element_at(address: int, layout: GameLayout, memory: Memory) -> str:
     """The element at an address, as a game's source names it, with its environment."""
     offset = address - memory.scratch.data_ptr()
     if 0 <= offset < memory.scratch.numel():
-        return f"byte {offset % memory.scratch_bytes - GUARD_BYTES} of Scratch"
+        return memory.member(offset % memory.scratch_bytes - GUARD_BYTES, layout)
     for name, tensor in (*memory.outputs.items(), *memory.state):
         offset = (address - tensor.data_ptr()) // tensor.element_size()
         if address < tensor.data_ptr() or offset >= tensor.stride(0) * len(tensor):

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from gpu_vecenv._version import __version__
@@ -148,7 +149,7 @@ def _content(
             if each.low < each.high
         ],
         "scalars": [
-            {"name": field.name, "value": {**game.arrays(), **arrays}[field.name].item()}
+            {"name": field.name, "value": np.asarray({**game.arrays(), **arrays}[field.name]).item()}
             for field in layout.fields
             if field.shared and field.shape == ()
         ],

@@ -102,7 +102,7 @@ MISTAKES = {
     "write after a write": (
         "//",
         "group_sync(); FOR_AGENTS (i) if (io.elapsed_steps == 3) io.scratch->spare = 1;",
-        rf"G06: step: agent walker_1 in the loop at walkers\.cu:{MISTAKE_LINE} writes byte 0 of Scratch, which agent "
+        rf"G06: step: agent walker_1 in the loop at walkers\.cu:{MISTAKE_LINE} writes io\.scratch->spare, which agent "
         rf"walker_0 in the loop at walkers\.cu:{MISTAKE_LINE} wrote: let one thread write it, .* \(in step 3\)",
     ),
     "within one loop": (
@@ -120,12 +120,12 @@ MISTAKES = {
     "read by every thread": (
         "//",
         "group_sync(); ONCE io.scratch->heading[1] = 1; if (io.scratch->heading[1] > 2) return;",
-        rf"G06: step: the code after walkers\.cu:{MISTAKE_LINE}, .*, reads byte \d+ of Scratch, which index 0",
+        rf"G06: step: the code after walkers\.cu:{MISTAKE_LINE}, .*, reads io\.scratch->heading\[1\], which index 0",
     ),
     "atomic and plain": (
         "//",
         "ONCE io.scratch->spare = 0; FOR_AGENTS (i) atomic_add(&io.scratch->spare, 1);",
-        rf"G06: step: atomic_add in the loop at walkers\.cu:{MISTAKE_LINE} writes byte 0 of Scratch, which index 0",
+        rf"G06: step: atomic_add in the loop at walkers\.cu:{MISTAKE_LINE} writes io\.scratch->spare, which index 0",
     ),
     "sync in a loop": (
         "//",

@@ -576,7 +576,9 @@ def test_a_page_plays_with_the_shared_fields_of_the_run():
         files = game_page(game, GamePolicy(game, trainer.policies, shared=shared))
         bits = json.loads(files["game.json"])["shared"]["state_shaping_weight"]
         assert struct.unpack("f", base64.b64decode(bits)) == (weight,)
-        assert re.findall(rb'"name": ?"shaping_weight", ?"value": ?([\d.]+)', files["index.html"]) == [str(weight).encode()]
+        assert re.findall(rb'"name": ?"shaping_weight", ?"value": ?([\d.]+)', files["index.html"]) == [
+            str(weight).encode()
+        ]
 
 
 def test_policies_of_another_configuration_are_refused():
