@@ -1,11 +1,8 @@
-// The page: playback, actors, parameters, score, a person's controls, replays.
+// The page: playback, a person's controls, replays, many environments.
 
 const FRAME_MS = 12; // of a frame of the screen, for steps
 const CHECK_MS = 30; // of a replay's check, between two signs of how far it is
 const END_MS = 900; // that the last picture of an episode stays
-const MAX_LISTED = 40; // agents in the list of those that can be steered
-
-const formatted = (value) => (value === null ? "–" : value.toLocaleString("en", { maximumFractionDigits: 2 }).replace("-", "−"));
 
 class Page extends Player {
   constructor(simulation, content) {
@@ -26,11 +23,8 @@ class Page extends Player {
     this.controls = new Controls(this.canvas, (event) => this.#units(event));
     $("summary").textContent = content.summary;
     $("more-keys").textContent = "r restarts with the seed. Arrow keys, WASD and numbers steer while an agent is steered; esc ends that. Ctrl + wheel, or two fingers, zoom.";
+    this.cards = new Cards(this);
     this.begin();
-    this.#actors();
-    this.#steered();
-    this.#parameters();
-    this.#facts();
     this.#listen();
     this.seed(0n);
   }
@@ -323,7 +317,7 @@ class Page extends Player {
     $("branch").disabled = this.replay !== null || simulation.steps === this.history.length;
     this.ending.hidden = !simulation.ended;
     if (simulation.ended) this.ending.textContent = this.#ending();
-    this.#score();
+    this.cards.score();
     this.inspector.show();
   }
 
@@ -361,75 +355,14 @@ class Page extends Player {
     $("badge").className = good ? "good" : "bad";
   }
 
-  #actors() {
-    for (const { name, agents } of this.simulation.roles) {
-      const kinds = this.simulation.kinds(name);
-      const select = element("select", { id: `actor-${name}` }, ...kinds.map((kind) => new Option(kind, kind)));
-      select.value = this.simulation.actors[name];
-      select.addEventListener("change", () => (this.simulation.actors[name] = select.value));
-      const label = agents.length > 1 ? `${name} (${agents.length})` : name;
-      $("actors").append(element("label", { htmlFor: select.id, textContent: label }), select);
-    }
-    $("greedy-line").hidden = this.simulation.policies.length === 0;
-  }
-
-  #steered() {
-    const { agents } = this.simulation.layout;
-    $("steer").append(new Option("nobody", ""));
-    const shown = agents.map((name, agent) => [name, agent]).filter(([, agent]) => agents.length <= MAX_LISTED || this.simulation.roleOf[agent].agents.indexOf(agent) < MAX_LISTED / 4);
-    for (const [name, agent] of shown) $("steer").append(new Option(agents.length === 1 ? "the agent" : name.replace("_", " "), agent));
-  }
-
-  #parameters() {
-    const { parameters, scalars } = this.content;
-    $("parameters-card").hidden = parameters.length + scalars.length === 0;
-    const edit = (name, values) => {
-      const { steps } = this.simulation;
-      if (this.replay) this.#reseed();
-      else this.branch();
-      this.history.edit(name, values);
-      this.episode.cut(steps - 1);
-      this.show();
-    };
-    for (const { name, low, high, value } of parameters) {
-      const input = element("input", { type: "range", id: `parameter-${name}`, min: low, max: high, step: (high - low) / 200, value });
-      const output = element("output");
-      input.addEventListener("input", () => {
-        this.chosen[name] = Number(input.value);
-        output.textContent = formatted(this.chosen[name]);
-        edit(name, [this.chosen[name]]);
-      });
-      $("parameters").append(element("label", { htmlFor: input.id, textContent: name.replaceAll("_", " ") }), input, output);
-      output.textContent = "drawn";
-    }
-    for (const { name, value } of scalars) {
-      const input = element("input", { type: "number", id: `parameter-${name}`, step: "any", value });
-      const field = this.simulation.env.state[name];
-      input.addEventListener("change", () => {
-        edit(name, [field instanceof BigInt64Array ? BigInt(Math.round(Number(input.value))) : Number(input.value)]);
-      });
-      $("parameters").append(element("label", { htmlFor: input.id, textContent: name.replaceAll("_", " ") }), input, element("output"));
-    }
-  }
-
-  #facts() {
-    for (const [name, text] of this.content.facts) $("facts").append(element("dt", { textContent: name }), element("dd", { textContent: text }));
-  }
-
-  #score() {
-    const { simulation } = this;
-    const rows = simulation.roles.map(({ name }) => {
-      const { now, mean } = simulation.score(name);
-      return [name, now, mean];
-    });
-    if (simulation.steered !== null) {
-      const own = simulation.episodes.map(({ returns }) => returns[simulation.steered]);
-      const mean = own.length ? own.reduce((a, b) => a + b) / own.length : null;
-      rows.unshift(["you", simulation.returns[simulation.steered], mean]);
-    }
-    const cells = (row) => row.map((value, k) => element(k ? "td" : "th", { textContent: k ? formatted(value) : value }));
-    $("score").replaceChildren(...rows.map((row) => element("tr", {}, ...cells(row))));
-    $("episodes").textContent = String(simulation.episodes.length);
+  // Changes an array at the present step: play goes on in another way.
+  edit(name, values) {
+    const { steps } = this.simulation;
+    if (this.replay) this.#reseed();
+    else this.branch();
+    this.history.edit(name, values);
+    this.episode.cut(steps - 1);
+    this.show();
   }
 
   #listen() {

@@ -35,7 +35,7 @@ BEFORE_DRAW, AFTER_DRAW = (
     (
         *("network.js", "policy.js", "critic.js", "memory.js"),
         *("picture.js", "simulation.js", "history.js", "episode.js", "steering.js"),
-        *("replay.js", "inspector.js"),
+        *("replay.js", "inspector.js", "cards.js"),
         *("tiles.js", "mosaic.js", "page.js"),
     ),
 )

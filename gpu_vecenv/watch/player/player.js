@@ -263,7 +263,7 @@ class Player {
       }
     }
     this.names = [...names];
-    $("follow").append(element("option", { value: "", textContent: "No agent followed" }), ...groups.values());
+    $("follow").append(element("option", { value: "", textContent: "Follow none" }), ...groups.values());
   }
 
   follow(name) {
