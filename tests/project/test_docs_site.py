@@ -180,6 +180,19 @@ def test_documented_performance_is_what_was_measured() -> None:
             f"{row['iteration_ms']:,.1f} | {row['env_steps_per_s'] / 1e6:.2f} | {row['agent_steps_per_s'] / 1e6:.1f} | "
             f"{' | '.join(f'{share:.0%}' for share in shares)} | {row['peak_bytes'] / 2**30:.1f}"
         )
+    overcooked = json.loads((DOCS / "performance" / "h100-overcooked.json").read_text())
+    for before, after in zip(*overcooked["random_play"].values(), strict=True):
+        rates = " | ".join(f"{row['env_steps_per_s'] / 1e6:.0f} M" for row in (before, after))
+        told.add(f"{after['layout']} | {after['num_envs']:,} | {rates} | {after['share']:.0%}")
+    passes = {
+        (*row["shape"], row["rows"], row["name"]): row["us"]
+        for row in overcooked["network"]
+        if row["what"] == "both" and not row["bf16"]
+    }
+    for (height, width, channels, images, name), time in passes.items():
+        if name == "now" and channels == 26:
+            product = passes[height, width, channels, images, "dense"]
+            told.add(f"{height} x {width} | {images:,} | {time:,.0f} µs | {product:,.0f} µs")
     latest = json.loads((DOCS / "performance" / "h200-steps.json").read_text())
     for row in latest["rows"]:
         rate = row["num_envs"] / row["sample_and_step_us"] * 1e6
@@ -204,7 +217,9 @@ def test_documented_performance_is_what_was_measured() -> None:
             f"{kernels['agent_steps_per_s'] * faster / 1e6:.0f} M | {torch['peak_bytes'] / 2**20:,.0f} | "
             f"{kernels['peak_bytes'] / 2**20:,.0f}"
         )
-    heads = {row for row in rows if row.startswith(("game |", "configuration |", "iteration |"))}
+    heads = {
+        row for row in rows if row.startswith(("game |", "configuration |", "iteration |", "kitchen |", "cells |"))
+    }
     assert rows - heads == told
 
 
