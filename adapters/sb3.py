@@ -43,6 +43,9 @@ class SB3VecEnv(VecEnv):
         super().__init__(env.num_envs, env.single_observation_space, env.single_action_space)
         self._clear_statistics()
 
+    def __repr__(self) -> str:
+        return f"SB3VecEnv({self.env!r})"
+
     def _clear_statistics(self) -> None:
         self._returns, self._lengths = np.zeros(self.num_envs), np.zeros(self.num_envs, np.int64)
         self._active, self._start = np.ones(self.num_envs, bool), time.time()

@@ -57,11 +57,13 @@ class Evaluate(DeviceOptions):
         how: dict[str, Any] = {"greedy": self.greedy, "seed": self.seed}
         with ProgressDisplay("evaluate") as on_progress:
             results = evaluate(env, role_policies, self.episodes, on_progress=on_progress, **how)
-        text = dumps({"game": loaded.game.name(), "run": str(self.run), "greedy": self.greedy, **results}, indent=1)
+        which = {"run": str(self.run), "iteration": loaded.iteration}
+        text = dumps({"game": loaded.game.name(), **which, "greedy": self.greedy, **results}, indent=1)
         if self.json:
             print(text)
         else:
-            note = "; ".join(["most likely actions"] * self.greedy + list(self.opponents))
+            iteration = f"policies of iteration {loaded.iteration}"
+            note = "; ".join([iteration, *["most likely actions"] * self.greedy, *self.opponents])
             Console().print(evaluation_table(loaded.game, {str(self.run): results}, note))
         if self.out is not None:
             replace_file(self.out, f"{text}\n".encode())

@@ -147,6 +147,7 @@ class RecordRun(RecordOptions):
         loaded = load_run_policy(self.run, game=self.game, best=self.best, device=self.device)
         env = VecEnv(loaded.game, 1, loaded.device, driver=self.driver, arrays=loaded.shared)
         self.save(env, dict(loaded.policies), self.greedy)
+        print(f"the policies are those of iteration {loaded.iteration}")
 
 
 @dataclass(frozen=True, kw_only=True)

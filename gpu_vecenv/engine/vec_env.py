@@ -430,7 +430,8 @@ class VecEnv:
             if faulted:
                 names = " and ".join(str(fault.name) for fault in Fault if fault & int(words[faulted[0]]))
                 raise error(
-                    f"{len(faulted)} of {self.num_envs} environments have faults; the first, {faulted[0]}: {names}"
+                    f"{len(faulted)} of {self.num_envs} environments have faults; the first, {faulted[0]}: {names}. "
+                    'With validate="sync", step names the agent and the value at once'
                 )
 
     def episode_statistics(self) -> dict[str, torch.Tensor]:

@@ -36,7 +36,8 @@ def imported(option: str, text: str) -> Any:
     found: Any = module
     for part in name.split("."):
         if not hasattr(found, part):
-            raise ConfigError(f"{option} is {text!r}: {source} has no {name!r}; {nearest(part, vars(found))}")
+            known = [key for key in vars(found) if not key.startswith("_")]
+            raise ConfigError(f"{option} is {text!r}: {source} has no {name!r}; {nearest(part, known)}")
         found = getattr(found, part)
     return found
 

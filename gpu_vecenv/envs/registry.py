@@ -64,6 +64,11 @@ GAMES: dict[str, type[Env]] = {
 Game = str | type[Env] | Env  # a registered name, a class or a configured game
 GAME_FILE = re.compile(r"(.+\.py)(?::(\w+))?", re.DOTALL)  # my_game.py, my_game.py:MyGame
 ENV_ID = re.compile(r"[a-z0-9_]+/[A-Za-z0-9_]+-v[0-9]+")
+# What users of Gymnasium give to make -> where it belongs here.
+ELSEWHERE = {
+    "seed": "pass it to reset(seed=…)",
+    "render_mode": 'pass it to gymnasium.make_vec("gpu_vecenv/…", render_mode=…), whose render() returns frames',
+}
 
 
 def register(game: type[Env], name: str | None = None) -> None:
@@ -315,8 +320,8 @@ def _by_field(game: type[Env], config: Mapping[str, Any], others: Iterable[str])
     for key, value in config.items():
         target = targets.get(key)
         if target is None:
-            if key == "seed":
-                raise ConfigError(f"seed is {value!r}, which is not a configuration key: pass it to reset(seed=…)")
+            if key in ELSEWHERE:
+                raise ConfigError(f"{key} is {value!r}, which is not a configuration key: {ELSEWHERE[key]}")
             names = nearest(key, {*targets, *others}, list_all=True)
             raise ConfigError(f"{game.name()} has no configuration key {key!r} (= {value!r}); {names}")
         if isinstance(target, FixedArgument):

@@ -47,6 +47,7 @@ class GamePolicy(nn.Module):
         recurrent_state_size: Numbers in an agent's state, of the policy with most; 0 if none is recurrent.
         shared: Values that the game's shared fields had at the checkpoint, which a curriculum may have changed: play
             with them in ``VecEnv(policy.game, num_envs, arrays=policy.shared)``.
+        iteration: Of the checkpoint that ``load_policy`` took; None: it took none.
 
     Args:
         game: The game.
@@ -81,6 +82,7 @@ class GamePolicy(nn.Module):
             if policy.view.name != name:
                 raise ConfigError(f"policies[{name!r}] is of {policy.view.name!r}; expected the same name")
         self.game, self.shared = game, dict(shared or {})
+        self.iteration: int | None = None
         self.policies = {name: policy for policy in policies.values() for name in policy.view.names}
         self.configs = {name: config for key, config in (configs or {}).items() for name in key.split("+")}
         self.recurrent_state_size: int = max(policy.acting_state_size for policy in policies.values())
@@ -271,6 +273,7 @@ def load_policy(
         policies[name] = _policy(path, game, name, config, networks.get(name), weights, where)
     fields = [field.name for field in game.layout.fields if field.shared and f"shared.{field.name}" in tensors]
     policy = GamePolicy(game, policies, configs, {name: tensors[f"shared.{name}"] for name in fields})
+    policy.iteration = manifest.get("iteration")
     policy.requires_grad_(False).eval()
     return policy
 
@@ -300,6 +303,8 @@ def read_run(run: Path, best: bool) -> tuple[Path, dict[str, torch.Tensor], dict
     if not run.is_dir():
         if best:
             raise ConfigError(f"best is True, but {run} is not a run folder; expected one, or best=False")
+        if not run.exists():
+            raise FileNotFoundError(f"no run at {run}; expected the folder of a run, or a checkpoint file")
         return (run, *load_checkpoint(run))
     folder = run / CHECKPOINTS if (run / CHECKPOINTS).is_dir() else run
     try:

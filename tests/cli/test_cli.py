@@ -1273,11 +1273,14 @@ def test_evaluate_prints_json(trained, command):
     code, output, errors = command("evaluate", str(trained), "--json", "--device", "cpu", "--episodes", "20")
     assert (code, errors) == (0, [])
     said = json.loads(output)
-    wanted = {"game": "tag_gridworld", "run": str(trained), "greedy": False, **played(trained, 20, 20)}
+    iteration = load_policy(trained, device="cpu").iteration
+    assert iteration > 0
+    wanted = {"game": "tag_gridworld", "run": str(trained), "iteration": iteration, "greedy": False}
+    wanted |= played(trained, 20, 20)
     assert said == wanted
     metrics = {"episodes", "episode_length", "terminated_fraction", "return_tagger", "return_runner"}
     metrics |= {"worst_return_tagger", "worst_return_runner"}
-    assert set(said) == {"game", "run", "greedy"} | metrics
+    assert set(said) == {"game", "run", "iteration", "greedy"} | metrics
 
 
 def test_evaluate_prints_the_table_of_train(trained, command, monkeypatch):
@@ -1287,8 +1290,8 @@ def test_evaluate_prints_the_table_of_train(trained, command, monkeypatch):
     assert (code, errors) == (0, [])
     metrics = played(trained, 20, 20, {"runner": None}, greedy=True)
     words = [
-        f"tag_gridworld: 20 episodes, {metrics['distinct_episodes']} distinct episodes; most likely actions; "
-        "runner=random",
+        f"tag_gridworld: 20 episodes, {metrics['distinct_episodes']} distinct episodes; policies of iteration "
+        f"{load_policy(trained, device='cpu').iteration}; most likely actions; runner=random",
         "the runner was caught",
         "  tagger  tagger ",
         "    mean   worst ",

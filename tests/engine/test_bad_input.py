@@ -159,7 +159,7 @@ def test_without_a_gpu_cuda_is_refused_and_the_cpu_offered():
     [
         ("tag_gridworld", "gird", 5, ["'gird'", "5", "nearest: grid"]),
         ("tag_continuous", "num_tagers", 5, ["'num_tagers'", "nearest: num_taggers"]),
-        ("tag_gridworld", "render_mode", "human", ["'render_mode'", "'human'", "nearest: "]),
+        ("tag_gridworld", "render_mode", "human", ["render_mode", "'human'", "gymnasium.make_vec"]),
         ("tag_gridworld", "grid", 5.0, ["TagGridworld.grid", "5.0 (float)", "expected int"]),
         ("tag_gridworld", "grid", True, ["TagGridworld.grid", "True (bool)", "expected int"]),
         ("tag_gridworld", "grid", "5", ["TagGridworld.grid", "'5' (str)", "expected int"]),
