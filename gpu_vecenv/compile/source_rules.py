@@ -122,9 +122,10 @@ def check_variables(binary: Path, source: str, text: str, game: str, allows: Seq
 def _error(game: str, location: str, rule: str, violation: str) -> SourceRuleError:
     cures = (cure for words, cure in THREAD_WORDS.items() if re.fullmatch(words, violation))
     reason = "; ".join([REASONS[rule], *cures])
+    allows = "" if rule == "threads and blocks" else f"allows = ({rule!r},), or "  # no compiler of a CPU knows them
     return SourceRuleError(
         f"{game}: {location}: {violation!r} breaks the rule {rule!r} of device code: {reason}. "
-        f"To permit it, declare allows = ({rule!r},), or host = False for a game that runs on CUDA only"
+        f"To permit it, declare {allows}host = False for a game that runs on CUDA only"
     )
 
 
