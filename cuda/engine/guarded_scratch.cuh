@@ -21,7 +21,11 @@ struct Memory {
 };
 
 // Writes the guard bytes; the whole group calls it before a call of the game, and check() after.
-HD Scratch* begin(Memory* memory, [[maybe_unused]] void* frame = __builtin_frame_address(0)) {
+#if defined(TRACES_ACCESSES)
+HD Scratch* begin(Memory* memory, void* frame = __builtin_frame_address(0)) {  // of the caller
+#else
+HD Scratch* begin(Memory* memory) {
+#endif
     FOR_RANGE (k, bounds::GUARD_BYTES) {
         memory->before[k] = bounds::GUARD_BYTE;
         memory->after[k] = bounds::GUARD_BYTE;

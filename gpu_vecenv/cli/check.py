@@ -62,7 +62,7 @@ class ReportOptions(Command):
     @property
     def chosen(self) -> list[str] | None:
         """The names in ``checks``."""
-        return [name for part in self.checks for name in re.split(r"[\s,]+", part) if name] or None
+        return [name for part in self.checks for name in re.split(r"[\s,]+", part.strip(", \t\n"))] or None
 
     def finish(self, report: Report) -> int:
         """Print and write the report; 1 if a check fails."""

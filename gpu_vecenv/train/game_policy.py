@@ -14,6 +14,7 @@ from torch import nn
 from gpu_vecenv.compile.device import resolve_device
 from gpu_vecenv.declare.arguments import check_flag, check_kind
 from gpu_vecenv.declare.env import Env
+from gpu_vecenv.engine.arguments import shared_field_arrays
 from gpu_vecenv.engine.data_manager import TORCH_TYPES
 from gpu_vecenv.envs.registry import GAMES, configure, find_game, stored_configuration
 from gpu_vecenv.errors import AgentKeyError, CheckpointCorruptError, ConfigError, UnknownGameError, nearest
@@ -57,7 +58,8 @@ class GamePolicy(nn.Module):
 
     Raises:
         TypeError: ``game`` is no Env, ``policies`` no mapping, or a policy no Policy.
-        ConfigError: An agent has no policy or several, or a policy's name differs from its key.
+        ConfigError: An agent has no policy or several, a policy's name differs from its key, or ``shared`` has other
+            names, shapes or dtypes than the game's shared fields.
     """
 
     def __init__(
@@ -81,6 +83,8 @@ class GamePolicy(nn.Module):
                 raise TypeError(f"policies[{name!r}] is a {type(policy).__name__}; expected a Policy")
             if policy.view.name != name:
                 raise ConfigError(f"policies[{name!r}] is of {policy.view.name!r}; expected the same name")
+        if shared:
+            shared_field_arrays(game, shared)  # raises for other names, shapes and dtypes
         self.game, self.shared = game, dict(shared or {})
         self.iteration: int | None = None
         self.policies = {name: policy for policy in policies.values() for name in policy.view.names}

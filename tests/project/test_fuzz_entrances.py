@@ -116,6 +116,7 @@ def entrances(tmp_path_factory):
                 "randomize": (None, NONE | {"[]", "{}"}), "first_env_index": (0, set()),
                 "threads_per_env": (None, NONE), "threads_per_block": (None, NONE), "end_on_nonfinite": (False, TRUE),
                 "fuse_sampling": (None, NONE | TRUE), "thread_order": (0, set()), "guards": (False, TRUE),
+                "races": (False, TRUE),
             },
         ),
         "step": (env.step, {"actions": (env.sample_actions(), set()), "out": (None, NONE)}),
@@ -216,7 +217,10 @@ def entrances(tmp_path_factory):
         ),
         "GamePolicy": (
             gpu_vecenv.GamePolicy,
-            {"game": (GAME, set()), "policies": (trainer.policies, set()), "configs": (None, NONE | {"{}"})},
+            {
+                "game": (GAME, set()), "policies": (trainer.policies, set()),
+                "configs": (None, NONE | {"{}"}), "shared": (None, NONE | {"{}"}),
+            },
         ),
         "GamePolicy.forward": (
             policy.forward,
