@@ -84,10 +84,11 @@ HD float standard_deviation(double variance) { return (float)__builtin_sqrt(vari
 struct ObsScale {
     float mean[INPUTS<0>], deviation[INPUTS<0>];
 
-    ObsScale([[maybe_unused]] const double* obs_mean, [[maybe_unused]] const double* obs_var) {
+    // Statistics begin at an index.
+    ObsScale([[maybe_unused]] const double* obs_mean, [[maybe_unused]] const double* obs_var, i64 at = 0) {
         for (int k = 0; NORMALIZE_OBS && k < INPUTS<0>; ++k) {
-            mean[k] = (float)obs_mean[k];
-            deviation[k] = standard_deviation(obs_var[k]);
+            mean[k] = (float)obs_mean[at + k];
+            deviation[k] = standard_deviation(obs_var[at + k]);
         }
     }
     // Writes one row of the first layer's inputs.
@@ -105,9 +106,9 @@ struct ObsScale {
 struct ReturnScale {
     float scale, mean;
 
-    ReturnScale([[maybe_unused]] const double* return_mean, [[maybe_unused]] const double* return_var)
-        : scale(NORMALIZE_RETURNS ? standard_deviation(*return_var) : 1.0f),
-          mean(NORMALIZE_RETURNS ? (float)*return_mean : 0.0f) {}
+    ReturnScale([[maybe_unused]] const double* return_mean, [[maybe_unused]] const double* return_var, i64 at = 0)
+        : scale(NORMALIZE_RETURNS ? standard_deviation(return_var[at]) : 1.0f),
+          mean(NORMALIZE_RETURNS ? (float)return_mean[at] : 0.0f) {}
     float value(float x) const { return NORMALIZE_RETURNS ? x * scale + mean : x; }
 };
 

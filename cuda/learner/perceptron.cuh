@@ -261,14 +261,14 @@ HD float standard_deviation(double variance) { return (float)__dsqrt_rn(variance
 
 // Everything that all tiles have in common.
 HD void load_parameters(const float* parameters, int tower, [[maybe_unused]] const double* obs_mean,
-                        [[maybe_unused]] const double* obs_var) {
+                        [[maybe_unused]] const double* obs_var, [[maybe_unused]] i64 first_statistic = 0) {
     load_layers<0>(parameters, tower);
     for (int row = thread(); row < RESULT_ROWS; row += THREADS)
         for (int k = 0; k < LOG_STDS; ++k) result_row(row)[ACTOR_OUTPUTS + k] = parameters[LOG_STD_INDEX + k];
     if constexpr (NORMALIZE_OBS) {
         for (int k = threadIdx.x; k < layer_inputs(0); k += BLOCK_THREADS) {
-            obs_scales()[k] = (float)obs_mean[k];
-            obs_scales()[layer_inputs(0) + k] = standard_deviation(obs_var[k]);
+            obs_scales()[k] = (float)obs_mean[first_statistic + k];
+            obs_scales()[layer_inputs(0) + k] = standard_deviation(obs_var[first_statistic + k]);
         }
     }
 }

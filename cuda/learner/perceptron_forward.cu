@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The forward pass of the default network for the observations of one step. Compiled with the constants of a game's
-// declaration and of a network.
+// The forward pass of the default network for the observations of one step, of all environments or of several ranges of
+// them, each with weights of its own. Compiled with the constants of a game's declaration and of a network.
 #include "return_scale.cuh"
 
 namespace perceptron {  // a game's constants may have the same names
@@ -10,14 +10,16 @@ namespace perceptron {  // a game's constants may have the same names
 HD void forward_rows(const perceptron_forward_Arguments& args) {
     int first_tower = args.outputs ? 0 : TOWERS - 1, towers = TOWERS - first_tower;  // without outputs, only values
     int tower = first_tower + blockIdx.x % towers;
-    load_parameters(args.parameters, tower, args.obs_mean, args.obs_var);
-    const ReturnScale scale = ReturnScale::of(args.return_mean, args.return_var);
+    i64 blocks = gridDim.x / towers / args.num_ranges, block = blockIdx.x / towers % blocks;
+    i64 range = args.ranges[blockIdx.x / towers / blocks], statistics = range * args.statistics_stride;
+    load_parameters(args.parameters + range * args.range_stride, tower, args.obs_mean, args.obs_var, statistics);
+    const ReturnScale scale = ReturnScale::of(args.return_mean, args.return_var, statistics);
+    i64 before = range * (args.rows / OWN_AGENTS) * NUM_AGENTS;  // agents of the ranges before it
     int row = first_owned_row() + owner();
     bool has_row = owner() < OWNED_ROWS;
     __syncthreads();
-    i64 block = blockIdx.x / towers, blocks = gridDim.x / towers;
     for (i64 first = block * ROWS; first < args.rows; first += blocks * ROWS) {
-        i64 k = first + row, index = k / OWN_AGENTS * NUM_AGENTS + args.agents[(u64)k % OWN_AGENTS];
+        i64 k = first + row, index = before + k / OWN_AGENTS * NUM_AGENTS + args.agents[(u64)k % OWN_AGENTS];
         sync_owners();  // the previous tile has been read
         if (has_row) indices()[row] = k < args.rows ? index : -1;
         sync_owners();

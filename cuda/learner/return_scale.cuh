@@ -8,9 +8,10 @@ namespace perceptron {
 struct ReturnScale {
     float scale, mean;
 
-    HD static ReturnScale of([[maybe_unused]] const double* return_mean, [[maybe_unused]] const double* return_var) {
+    HD static ReturnScale of([[maybe_unused]] const double* return_mean, [[maybe_unused]] const double* return_var,
+                             [[maybe_unused]] i64 at = 0) {
         if constexpr (NORMALIZE_RETURNS)
-            return {standard_deviation(*return_var), (float)*return_mean};
+            return {standard_deviation(return_var[at]), (float)return_mean[at]};
         else
             return {1.0f, 0.0f};
     }

@@ -63,8 +63,10 @@ class HostKernels(PerceptronKernels):
         precision: As ``PerceptronKernels``; TF32 is float32 here.
     """
 
-    def compile(self, kernel: KernelSignature, rows: int, tile: TileShape | None, most_parts: int) -> Compiled:
-        """A kernel for so many rows, in at most so many parts. Their number does not depend on that of threads."""
+    def compile(
+        self, kernel: KernelSignature, rows: int, tile: TileShape | None, most_parts: int, ranges: int = 1
+    ) -> Compiled:
+        """A kernel for so many rows in each range, in at most so many parts, a number that threads do not change."""
         env, floats = self.rollout.env, floats_of_worker(self.perceptron)
         parts = max(1, min(rows // PART_ROWS, MAX_PARTS, most_parts))
         own = (Array("scratch", f32), Scalar("num_parts", i64))
@@ -74,7 +76,7 @@ class HostKernels(PerceptronKernels):
             game=env.game,
             constants=squash_source(self.perceptron.squash) + self.perceptron.network_source({"SCRATCH": floats}),
         )
-        items = self.perceptron.towers * (-(-rows // TILE) if kernel is FORWARD else parts)
-        shape = LaunchShape(items, work=rows * self.perceptron.num_parameters // WORK)
+        items = self.perceptron.towers * (ranges * -(-rows // TILE) if kernel is FORWARD else parts)
+        shape = LaunchShape(items, work=ranges * rows * self.perceptron.num_parameters // WORK)
         scratch = torch.zeros(min(items, num_host_threads()), floats)
         return Compiled(program, shape, parts, {"scratch": scratch, "num_parts": parts})

@@ -16,11 +16,12 @@ from gpu_vecenv.engine.actions import ActionValidator
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.evaluation import check_fits_agents, positions_of
+from gpu_vecenv.train.host_kernels import HostKernels
 from gpu_vecenv.train.opponent_kernels import results_launch, uniform_numbers
 from gpu_vecenv.train.opponent_ranges import Ranges, noop_of
 from gpu_vecenv.train.opponent_weights import Snapshots
 from gpu_vecenv.train.opponents_config import RANDOM, SNAPSHOTS, STILL, Opponent, OpponentsConfig
-from gpu_vecenv.train.perceptron import PerceptronKernels
+from gpu_vecenv.train.perceptron import PerceptronKernels, WeightRanges
 from gpu_vecenv.train.policy import Policy, Precision
 from gpu_vecenv.train.policy_kernels import PolicyKernels
 from gpu_vecenv.train.recurrent import kept
@@ -49,7 +50,7 @@ class Opponents:
         parameters: (E, A, sampler.num_parameters) float32, of the distributions of a step.
         seed: Of the choice of opponents.
         squash: Of the sampler.
-        kernels: Policy -> what computes it; None: torch. Snapshots have kernels where these are PerceptronKernels.
+        kernels: Policy -> what computes it; None: torch. Snapshots have kernels where these compute whole networks.
         precision: Of the matrix products.
 
     Raises:
@@ -115,16 +116,16 @@ class Opponents:
         self._find_results = results_launch(rollout, self.learns, ranges.first, sums=self._sums, counts=self._counts)
 
         self.snapshots = {name: Snapshots(policy, slots, ranges.count) for name, policy in policies.items() if slots}
+        # Of the actor of the first range; the others' weights follow.
         self._perceptrons = {
-            name: [
-                PerceptronKernels(actor, rollout, precision, snapshots.parameters_of(number))
-                for number, actor in enumerate(snapshots.actors)
-            ]
+            name: kind(snapshots.actors[0], rollout, precision, snapshots.parameters_of(0))
             for name, snapshots in self.snapshots.items()
-            if type(kernels[name]) is PerceptronKernels  # not of the classes that are derived from it
+            for kind in (PerceptronKernels, HostKernels)
+            if type(kernels[name]) is kind
         }
         self._launches = {
-            name: [own.forward(num_envs=ranges.size) for own in each] for name, each in self._perceptrons.items()
+            name: own.forward(num_envs=ranges.size, ranges=self._weight_ranges(self.snapshots[name]))
+            for name, own in self._perceptrons.items()
         }
         self._values = torch.zeros((size, num_agents), device=device)  # which nobody needs
         self._states = {
@@ -145,6 +146,12 @@ class Opponents:
         self.acts_itself = (
             STILL in self.names or (RANDOM in self.names and any(boxes)) or any(one.acts for one in self._actors)
         )
+
+    def _weight_ranges(self, snapshots: Snapshots) -> WeightRanges:
+        """The ranges in which a policy's snapshots play."""
+        agents = frozenset(snapshots.policy.view.agent_numbers)
+        own = [k for k in range(self.ranges.count) if not agents <= self.ranges.sides[self.ranges.side(k)].agents]
+        return WeightRanges(own, snapshots.stride_of("float32"), snapshots.stride_of("float64"))
 
     def _noops(self) -> torch.Tensor:
         """The action of each agent that stands still, (A[, heads])."""
@@ -177,7 +184,7 @@ class Opponents:
 
     @property
     def by_kernels(self) -> tuple[str, ...]:
-        """Policies whose snapshots have one launch for the forward pass of a range."""
+        """Policies whose snapshots have one launch for the forward passes of all ranges."""
         return tuple(self._launches)
 
     def why_not_fused(self) -> str | None:
@@ -195,13 +202,14 @@ class Opponents:
 
     def rollout_tensors(self, name: str) -> dict[str, Any]:
         """What one launch for a rollout takes of a policy's opponents: see ``rollout_policy.cuh``."""
-        snapshots, agents = self.snapshots[name], frozenset(self.snapshots[name].policy.view.agent_numbers)
-        plays = [not agents <= self.ranges.sides[side].agents for side in self._sides.tolist()]
+        weights = self._weight_ranges(self.snapshots[name])
+        plays = torch.zeros_like(self.opponent, dtype=torch.bool)
+        plays[weights.numbers] = True
         return {
-            **self._perceptrons[name][0].common,
-            "plays": torch.tensor(plays, device=self.opponent.device),
-            "stride": snapshots.stride_of("float32"),
-            "statistics_stride": snapshots.stride_of("float64"),
+            **self._perceptrons[name].common,
+            "plays": plays,
+            "stride": weights.range_stride,
+            "statistics_stride": weights.statistics_stride,
         }
 
     # Between rollouts
@@ -312,23 +320,20 @@ class Opponents:
 
     def _forward(self, snapshots: Snapshots, t: int) -> None:
         """The forward passes of a policy's snapshots, in each range by one, into ``_outputs``."""
-        data, ranges, view = self.rollout, self.ranges, snapshots.policy.view
-        agents = frozenset(view.agent_numbers)
-        states, launches = self._states.get(view.name), self._launches.get(view.name)
-        for number, actor in enumerate(snapshots.actors):
-            if agents <= ranges.sides[ranges.side(number)].agents:
-                continue  # they learn
+        data, ranges, view, pool = self.rollout, self.ranges, snapshots.policy.view, self._pool
+        states = self._states.get(view.name)
+        if (launch := self._launches.get(view.name)) is not None:
+            launch(
+                obs=data.obs[t][pool].flatten(0, 1)[(slice(None), *view.obs_slice)],
+                action_mask=None if data.action_mask is None or view.continuous else data.action_mask[t][pool],
+                outputs=self._outputs,
+                values=self._values,
+            )
+            return
+        for number in self._weight_ranges(snapshots).numbers:
             envs = ranges.envs(number)
             own = slice(envs.start - ranges.first, envs.stop - ranges.first)
-            if launches is not None:
-                launches[number](
-                    obs=data.obs[t][envs].flatten(0, 1)[(slice(None), *view.obs_slice)],
-                    action_mask=None if data.action_mask is None or view.continuous else data.action_mask[t][envs],
-                    outputs=self._outputs[own],
-                    values=self._values[own],
-                )
-                continue
-            obs = view.obs(data.obs[t][envs])
+            obs, actor = view.obs(data.obs[t][envs]), snapshots.actors[number]
             outputs, state = actor.acting(obs, None if states is None else states[own])
             if states is not None:
                 assert state is not None

@@ -387,7 +387,11 @@ FORWARD = KernelSignature(
         Array("outputs", f32, optional=True),
         Scalar("masked_logit", f32),  # in the place of those that the mask forbids
         Array("values", f32),
-        Scalar("rows", i64),
+        Scalar("rows", i64),  # of a range
+        Array("ranges", i64, const=True, shape=("num_ranges",)),  # numbers of those that are computed
+        Scalar("num_ranges", i64),
+        Scalar("range_stride", i64),  # elements from one range's parameters to the next one's
+        Scalar("statistics_stride", i64),
     ),
 )
 
@@ -406,6 +410,24 @@ def gradient_signature(layout: GameLayout) -> KernelSignature:
             Array("skip_update", f32, const=True, optional=True, shape=()),
         ),
     )
+
+
+@dataclass(frozen=True)
+class WeightRanges:
+    """Contiguous ranges of environments, each with weights of its own, for a forward pass in one launch.
+
+    Attributes:
+        numbers: Of the ranges that are computed, from 0 on.
+        range_stride: Float32 elements from the parameters of one range to those of the next.
+        statistics_stride: Float64 elements between their statistics.
+    """
+
+    numbers: Sequence[int]
+    range_stride: int
+    statistics_stride: int
+
+
+ONE_RANGE = WeightRanges([0], 0, 0)
 
 
 @dataclass(frozen=True)
@@ -440,8 +462,10 @@ class PerceptronKernels:
         self.common = {"parameters": self.parameters.flat, "obs_mean": statistics[0][0], "obs_var": statistics[0][1]}
         self.common |= {"return_mean": statistics[1][0], "return_var": statistics[1][1]}
 
-    def compile(self, kernel: KernelSignature, rows: int, tile: TileShape | None, most_parts: int) -> Compiled:
-        """A kernel for so many rows, in tiles of this shape, in at most so many parts: the tiles of a launch."""
+    def compile(
+        self, kernel: KernelSignature, rows: int, tile: TileShape | None, most_parts: int, ranges: int = 1
+    ) -> Compiled:
+        """A kernel for so many rows in each range, in tiles of this shape, at most ``most_parts`` of a range."""
         forward, env, cores = kernel is FORWARD, self.rollout.env, tensor_cores_of(self.rollout)
         tile = tile or self.perceptron.choose_tile(cores, forward)
         assert tile is not None
@@ -453,10 +477,10 @@ class PerceptronKernels:
             constants=squash_source(self.perceptron.squash) + self.perceptron.source(tile, resident, forward),
         )
         towers, threads = self.perceptron.towers, 32 * tile.warps
-        most_blocks = min(cores.multiprocessors * resident // towers, most_parts // tile.tiles)
+        most_blocks = min(cores.multiprocessors * resident // (towers * ranges), most_parts // tile.tiles)
         blocks = max(1, min(-(-rows // (tile.rows * tile.tiles)), most_blocks))
         size = self.perceptron.shared_bytes(tile, forward)
-        shape = LaunchShape(blocks * towers * threads, threads_per_block=threads, shared_bytes=size)
+        shape = LaunchShape(ranges * blocks * towers * threads, threads_per_block=threads, shared_bytes=size)
         return Compiled(program, shape, blocks * tile.tiles, {})
 
     def begin_rollout(self) -> None:
@@ -496,7 +520,13 @@ class PerceptronKernels:
         )
         return launch, parts
 
-    def forward(self, tile: TileShape | None = None, num_steps: int = 1, num_envs: int | None = None) -> Launch:
+    def forward(
+        self,
+        tile: TileShape | None = None,
+        num_steps: int = 1,
+        num_envs: int | None = None,
+        ranges: WeightRanges = ONE_RANGE,
+    ) -> Launch:
         """A launch of the forward pass of the observations of one step, or of several.
 
         The launch takes ``obs`` (E * A, *obs_shape), ``action_mask`` (E, A, n) bool or None, and where to write the
@@ -507,12 +537,14 @@ class PerceptronKernels:
             tile: Shape of a block's tile; None chooses one.
             num_steps: Of which the tensors have rows: with n, all have n * E rows of environments.
             num_envs: E; None: all of the rollout's.
+            ranges: With others than one, E is that of a range, and the tensors have rows of all from number 0 on.
         """
         view, env = self.policy.view, self.rollout.env
         num_envs, columns = env.num_envs if num_envs is None else num_envs, view.parameter_columns
         rows = num_steps * num_envs * view.num_agents
         columns = torch.arange(columns.stop) if isinstance(columns, slice) else columns
-        compiled = self.compile(FORWARD, rows, tile, rows)
+        device = self.rollout.rewards.device
+        compiled = self.compile(FORWARD, rows, tile, rows, len(ranges.numbers))
         return compiled.program.prepare(
             "perceptron_forward",
             compiled.shape,
@@ -520,8 +552,12 @@ class PerceptronKernels:
             **compiled.arguments,
             obs_stride=self.rollout.flat_obs(view).stride(0),
             choices=env.buffers_layout.num_choices or 0,
-            agents=torch.tensor(view.agent_numbers, dtype=torch.int32, device=self.rollout.rewards.device),
-            columns=columns.to(self.rollout.rewards.device, torch.int32),
+            agents=torch.tensor(view.agent_numbers, dtype=torch.int32, device=device),
+            columns=columns.to(device, torch.int32),
             masked_logit=torch.finfo(torch.float32).min,
             rows=rows,
+            ranges=torch.tensor(ranges.numbers, device=device),
+            num_ranges=len(ranges.numbers),
+            range_stride=ranges.range_stride,
+            statistics_stride=ranges.statistics_stride,
         )

@@ -185,12 +185,21 @@ def log_probs_of(policy, data, t, envs):
     return policy.log_probs_and_entropies(parameters.flatten(0, 1), draws.flatten()[:, None])[0]
 
 
+def acts_by_weights_of_kernels(normalizes, device):
+    settings = {"normalize_obs": normalizes, "normalize_returns": normalizes, "learning_rate": 0.1}
+    one = trainer(device, config=dataclasses.replace(TINY, **settings))
+    assert one.opponents.by_kernels == ("tagger", "runner")
+    acts_by_weights(one, [])
+
+
 @pytest.mark.parametrize("normalizes", [False, True])
 def test_an_opponent_acts_by_the_weights_that_the_policy_had(normalizes, device_of_networks):
-    settings = {"normalize_obs": normalizes, "normalize_returns": normalizes, "learning_rate": 0.1}
-    one, taken = trainer(device_of_networks, config=dataclasses.replace(TINY, **settings)), []
-    assert one.opponents.by_kernels == ("tagger", "runner")
-    acts_by_weights(one, taken)
+    acts_by_weights_of_kernels(normalizes, device_of_networks)
+
+
+@pytest.mark.parametrize("normalizes", [False, True])
+def test_an_opponent_acts_by_the_weights_that_the_policy_had_by_vector_instructions(normalizes):
+    acts_by_weights_of_kernels(normalizes, "cpu")
 
 
 def test_an_opponent_acts_by_the_weights_that_the_policy_had_by_torch(device):
