@@ -1,8 +1,12 @@
-"""The tables of docs/benchmarks.md, from the results that are committed: ``python -m benchmarks.table``."""
+"""The tables of docs/benchmarks.md, from the results that are committed: of rates by ``python -m benchmarks.table``.
+
+``python -m benchmarks.table scores`` prints the seconds to scores.
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -10,6 +14,7 @@ from typing import Any
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "performance"
 RESULTS = "*-peers*.json"
+SCORES = "*-reaching.json"
 HEAD = ("| | environments x agents | gpu_vecenv | other library | ratio |", "|---|---|---|---|---|")
 UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 DIGITS = 3
@@ -120,5 +125,37 @@ def _digits(value: float) -> str:
     return f"{rounded:,.{max(0, DIGITS - max(whole, 1))}f}" if whole else f"{rounded:#.{DIGITS}g}"
 
 
+def score_lines(folder: Path = FOLDER) -> list[str]:
+    """Tables of the seconds to scores, of ``benchmarks.reaching``, each with its device and what it is below it."""
+    return [line for path in sorted(folder.glob(SCORES)) for line in _scores(json.loads(path.read_text("utf-8")))]
+
+
+def _scores(results: Mapping[str, Any]) -> Iterator[str]:
+    pairs: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for row in results["rows"]:
+        pairs.setdefault(row["game"], {})["ours" if row["side"] == "gpu_vecenv" else "theirs"] = row
+    yield from ("| | score | gpu_vecenv | other library | ratio |", "|---|---|---|---|---|")
+    for game, pair in pairs.items():
+        ours, theirs = pair["ours"], pair["theirs"]
+        for goal, mine in ours["reached"].items():
+            other = theirs["reached"][goal]
+            yield _score(f"`{game}`", goal, mine, theirs["title"], other)
+        if (steps := ours["curve"][-1][1]) > max(mine["env_steps"] for mine in ours["reached"].values()):
+            ends = [{"seconds": row["seconds"], "env_steps": row["curve"][-1][1]} for row in (ours, theirs)]
+            yield _score(f"`{game}`", f"all {steps / 1e6:.0f} M env-steps", ends[0], theirs["title"], ends[1])
+    first = results["rows"][0]["provenance"]
+    yield ""
+    yield f"*{first['device']}, commit {first['commit']}, torch {first['torch']}. {results['what']}*"
+    yield ""
+
+
+def _score(game: str, goal: str, ours: Mapping[str, Any], title: str, theirs: Mapping[str, Any]) -> str:
+    def told(at: Mapping[str, Any]) -> str:
+        return f"{at['seconds']:.1f} s, {at['env_steps'] / 1e6:.2f} M"
+
+    ratio = _digits(theirs["seconds"] / ours["seconds"])
+    return f"| {game} | {goal} | {told(ours)} | {title} {told(theirs)} | {ratio} |"
+
+
 if __name__ == "__main__":
-    print(*lines(), sep="\n")
+    print(*(score_lines() if sys.argv[1:] == ["scores"] else lines()), sep="\n")

@@ -292,3 +292,9 @@ def test_a_row_has_medians_and_quartiles_of_three_digits() -> None:
         "| training `cartpole`, tf32 | 1,000 x 1 | 24.7 M (1.00 … 25.1) | "
         "Peer 410 (7.04 … 1,230) | 0.700 (0.0600 … 2.00) |"
     )
+
+
+def test_the_times_to_scores_are_what_was_measured() -> None:
+    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    told = page.partition("<!-- python -m benchmarks.table scores -->\n")[2].partition("\n```sh")[0]
+    assert told.splitlines() == table.score_lines()[:-1] and told.count("| JaxMARL ") == 11
