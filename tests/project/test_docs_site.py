@@ -180,6 +180,13 @@ def test_documented_performance_is_what_was_measured() -> None:
             f"{row['iteration_ms']:,.1f} | {row['env_steps_per_s'] / 1e6:.2f} | {row['agent_steps_per_s'] / 1e6:.1f} | "
             f"{' | '.join(f'{share:.0%}' for share in shares)} | {row['peak_bytes'] / 2**30:.1f}"
         )
+    two_gpus = json.loads((DOCS / "performance" / "h200-two-gpus.json").read_text())
+    for one, two, several in zip(two_gpus["rows"][::2], two_gpus["rows"][1::2], two_gpus["in_stages"], strict=True):
+        rates = [each["env_steps_per_s"] / 1e6 for each in (one, two, several)]
+        told.add(
+            f"{one['game']}, {one['num_envs']:,} x {one['num_steps']}, 2 x {one['units'][0]} | {rates[0]:.2f} M | "
+            f"{rates[1]:.2f} M | {rates[1] / rates[0]:.2f} | {rates[2] / rates[0]:.2f}"
+        )
     overcooked = json.loads((DOCS / "performance" / "h100-overcooked.json").read_text())
     for before, after in zip(*overcooked["random_play"].values(), strict=True):
         rates = " | ".join(f"{row['env_steps_per_s'] / 1e6:.0f} M" for row in (before, after))
