@@ -5,6 +5,10 @@ RUNS holds the runs that README.md shows below a random policy:
     gpu-vecenv train tag_gridworld --grid 10 --total-steps 700000 --out RUNS/tag_gridworld
     gpu-vecenv train simple_spread --num-minibatches 4 --total-steps 1500000 --out RUNS/simple_spread
     gpu-vecenv train cartpole --total-steps 300000 --out RUNS/cartpole
+
+and, beside foragers.py and foragers.cu of docs/write_a_game.md, the run of that page:
+
+    gpu-vecenv train RUNS/foragers.py --out RUNS/foragers
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 import gpu_vecenv
 from gpu_vecenv.engine.vec_env import VecEnv
+from gpu_vecenv.envs.registry import load_game
 from gpu_vecenv.views.frames import Frames, tiled, write_video
 
 FOLDER = Path(__file__).parent / "films"
@@ -118,6 +123,20 @@ def front_film(runs: Path) -> Iterator[Frame]:
         yield np.concatenate([titled(line, text) for line, text in zip(lines, TITLES, strict=True)])
 
 
+def tutorial_film(runs: Path) -> Iterator[Frame]:
+    """The game of docs/write_a_game.md by a random policy, and beside it by that of its run."""
+    env = gpu_vecenv.make(load_game(runs / "foragers.py"), 1, "cpu")
+    trained = gpu_vecenv.load_policy(runs / "foragers", game=env.game, device="cpu")
+    panels = [
+        steps(gpu_vecenv.make(env.game, 1, "cpu"), policy, scale_to(env.game, PANEL)) for policy in (None, trained)
+    ]
+    for _, *frames in zip(range(int(SECONDS * FPS)), *panels, strict=False):
+        yield np.concatenate(
+            [titled(padded(frame, PANEL), text) for (frame,), text in zip(frames, ("random", "trained"), strict=True)],
+            1,
+        )
+
+
 def preview(film: Path) -> Image.Image:
     """What other sites show of a link to this one, 1200 x 630: the name, the pitch and a frame of a film."""
     image = Image.new("RGB", (1200, 630), PAPER)
@@ -136,6 +155,7 @@ if __name__ == "__main__":
     torch.manual_seed(0)  # policies sample their actions
     FOLDER.mkdir(exist_ok=True)
     write_video(front_film(Path(sys.argv[1])), FOLDER / "front.gif", FPS)
+    write_video(tutorial_film(Path(sys.argv[1])), FOLDER / "foragers.gif", FPS)
     for name, scene in {**SCENES, **OTHERS}.items():
         write_video(game_film(name, scene), FOLDER / f"{name}.gif", FPS)
     preview(FOLDER / "front.gif").save(FOLDER.parent / "_static" / "preview.png", optimize=True)

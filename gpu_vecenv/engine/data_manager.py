@@ -129,7 +129,7 @@ class DataManager(Mapping[str, torch.Tensor]):
         """A copy on the host. Synchronises with the device.
 
         Raises:
-            UnknownNameError: There is no such tensor; fields of the game have the prefix "state_".
+            UnknownNameError: There is no such tensor; fields of the game have the prefix ``state_``.
         """
         check_kind("pull: name", name, str, "a str")
         array: np.ndarray[Any, Any] = self[name].cpu().numpy().copy()

@@ -34,7 +34,7 @@ from gpu_vecenv.errors import (
 from gpu_vecenv.views.gymnasium_env import GymnasiumVectorEnv
 
 ROOT = Path(__file__).resolve().parents[2]
-TUTORIAL = ROOT / "docs" / "write_a_game.md"
+PAGES = {name: (ROOT / "docs" / f"game_{name}.md").read_text(encoding="utf-8") for name in ("api", "checks")}
 BARE = """from dataclasses import dataclass
 from gymnasium.spaces import Box, Dict, Discrete
 import numpy as np
@@ -217,7 +217,7 @@ def test_a_write_that_fails_leaves_nothing(tmp_path):
 
 
 def patch(folder: Path, name: str, body: str) -> None:
-    """Applies a block of the tutorial: lines that begin with a space or - go, those with a space or + come."""
+    """Applies a block of the page: lines that begin with a space or - go, those with a space or + come."""
     lines = body.splitlines(keepends=True)
     old, new = ("".join(line[1:] for line in lines if line[0] in kinds) for kinds in (" -", " +"))
     text = (folder / name).read_text()
@@ -226,9 +226,9 @@ def patch(folder: Path, name: str, body: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_changes_of_the_tutorial_can_be_made_to_a_new_game(tmp_path):
+def test_the_changes_of_the_page_can_be_made_to_a_new_game(tmp_path):
     new_game("my_game", tmp_path)
-    *changes, test = re.findall(r"^```diff (\S+)\n(.*?)^```$", TUTORIAL.read_text(), re.MULTILINE | re.DOTALL)
+    *changes, test = re.findall(r"^```diff (\S+)\n(.*?)^```$", PAGES["checks"], re.MULTILINE | re.DOTALL)
     assert [name for name, _ in changes] == ["my_game.py", "my_game.cu"] and test[0] == "test_my_game.py"
     for change in changes:
         patch(tmp_path, *change)
@@ -665,13 +665,11 @@ def test_a_game_for_cuda_only_may_use_all_of_cuda(num_bees, architecture, write)
         assert kernel in cubin
 
 
-def test_the_tutorials_game_for_cuda_only_compiles(write):
+def test_the_documented_game_for_cuda_only_compiles(write):
     pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC (cuda.bindings) is not installed")
     if not header_folders():
         pytest.skip("CUDA's headers are in no wheel and no toolkit here")
-    blocks = re.findall(
-        r"^```(?:python|cuda)\n(?:#|//) hive\.(?:py|cu)\n(.*?)^```$", TUTORIAL.read_text(), re.M | re.DOTALL
-    )
+    blocks = re.findall(r"^```(?:python|cuda)\n(?:#|//) hive\.(?:py|cu)\n(.*?)^```$", PAGES["api"], re.M | re.DOTALL)
     game = load_game(write(*blocks, "hive"))()
     assert b"kernel_lift" in compile_cubin(cuda_text(game), "sm_90")
 
@@ -762,8 +760,8 @@ HD void observe(State s, Io io) {
 
 
 @pytest.mark.parametrize("birds", [1, 5, 90])
-def test_the_neighbours_of_the_tutorial_are_the_nearest(birds, write, device):
-    (text,) = re.findall(r"^```cuda\n(#include \"cell_grid.cuh\"\n.*?)^```$", TUTORIAL.read_text(), re.M | re.DOTALL)
+def test_the_documented_neighbours_are_the_nearest(birds, write, device):
+    (text,) = re.findall(r"^```cuda\n(#include \"cell_grid.cuh\"\n.*?)^```$", PAGES["api"], re.M | re.DOTALL)
     game = load_game(write(NEIGHBORS, text + NEIGHBORS_TEXT, "flock"))
     obs, _ = VecEnv(game(num_birds=birds), 7, device).reset(seed=3)
     places, nearest = obs[..., :2].cpu(), obs[..., 2].cpu()

@@ -39,6 +39,8 @@ NOT_HERE = {
     "walk.cu",
     "my_game.py",
     "my_game.cu",
+    "foragers.py",
+    "foragers.cu",
     "test_my_game.py",
 }  # made by the reader
 SMALL = "--total-steps 64 --num-steps 4 --num-envs 4 --num-minibatches 4 --episodes 4 --device cpu".split()
@@ -74,6 +76,18 @@ def commands() -> list[str]:
     return list({re.sub(r"\bruns/(tag|first|six)\b", "runs/…", line): line for line in reversed(found)}.values())
 
 
+def files(*documents: str) -> dict[str, str]:
+    """Name -> text of the blocks of these documents that say which file they are."""
+    found = [
+        (FILE_NAME.match(text), text)
+        for language in ("python", "cuda")
+        for where, text in blocks(language)
+        if where in documents
+    ]
+    return {name[1]: text for name, text in found if name}
+
+
+FILES = files(*TEXTS)
 COMMAND_LINES = commands()
 BUNDLED = tuple(GAMES)  # other tests of this process register games of their own
 
@@ -116,11 +130,8 @@ def test_python_blocks_run(document: str, code: str, made_before: Path, tmp_path
         pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
         exported = ["export", made_before / "run", "--format", "onnx", "--out", "tagger_files"]
         assert run(tmp_path, "-m", "gpu_vecenv.cli", *map(str, exported)).returncode == 0
-    for language in ("python", "cuda"):  # a block that says which file it is, lies beside the one that runs
-        for where, text in blocks(language):
-            name = FILE_NAME.match(text)
-            if name and where == document:
-                (tmp_path / name[1]).write_text(text)
+    for name, text in {**FILES, **files(document)}.items():  # that of its own page where several pages have the file
+        (tmp_path / name).write_text(text)
     name = FILE_NAME.match(code)
     script = tmp_path / (name[1] if name else "block.py")
     script.write_text(re.sub(r"total_steps=[\d_]+", "total_steps=1", code))
@@ -130,7 +141,7 @@ def test_python_blocks_run(document: str, code: str, made_before: Path, tmp_path
 
 @pytest.fixture(scope="session")
 def made_before(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a small run, replays, and a game of one's own: what earlier commands have left behind."""
+    """A folder with small runs, replays, and games of one's own: what earlier commands have left behind."""
 
     def make(folder: Path) -> None:
         assert run(folder, "-m", "gpu_vecenv.cli", "train", "tag_gridworld", *SMALL, "--out", "run").returncode == 0
@@ -138,6 +149,10 @@ def made_before(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert run(folder, "-m", "gpu_vecenv.cli", *record).returncode == 0
         (folder / "game").mkdir()
         assert run(folder / "game", "-m", "gpu_vecenv.cli", "new", "my_game").returncode == 0
+        for name, text in files("docs/write_a_game.md").items():
+            (folder / name).write_text(text)
+        train = ["train", "foragers.py", *SMALL, "--out", "foragers"]
+        assert run(folder, "-m", "gpu_vecenv.cli", *train).returncode == 0
 
     return made_once(tmp_path_factory, "made_before", make)
 
@@ -155,7 +170,8 @@ def test_commands_run(command: str, made_before: Path, tmp_path: Path) -> None:
     helps, resumes = "--help" in arguments, "--resume" in arguments
     takes_runs = resumes or verb in ("crossplay", "evaluate", "exploit", "export", "plot", "replay", "web")
     for old in re.findall(r"\bruns?/[\w-]+", " ".join(arguments)) if takes_runs else ():
-        shutil.copytree(made_before / "run", tmp_path / old)
+        own = made_before / Path(old).name  # the run of a game that a page writes
+        shutil.copytree(own if own.is_dir() else made_before / "run", tmp_path / old)
     takes_replays = verb == "web" or (verb == "replay" and arguments[0] != "record")
     for old in ("replays", "trained") if takes_replays else ():
         shutil.copytree(made_before / "replays", tmp_path / old)
@@ -173,6 +189,9 @@ def test_commands_run(command: str, made_before: Path, tmp_path: Path) -> None:
         arguments = ["2" if before == "--num-envs" else word for before, word in pairwise(["", *arguments])]
     for folder in ("examples", "tests"):
         (tmp_path / folder).symlink_to(ROOT / folder)
+    if any(argument in FILES for argument in arguments):
+        for name, text in FILES.items():
+            (tmp_path / name).write_text(text)
     if any(argument.startswith("my_game.py") for argument in arguments):
         shutil.copytree(made_before / "game", tmp_path, dirs_exist_ok=True)
     done = run(tmp_path, "-m", "gpu_vecenv.cli", verb, *arguments)
