@@ -22,7 +22,7 @@ from gpu_vecenv.envs.registry import GAMES
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 RULES = (DOCS / "games.md").read_text(encoding="utf-8")
-UNMEASURED = {"economy", "warehouse"}  # games whose presets docs/results.md lacks
+UNMEASURED = {"warehouse"}  # games whose presets docs/results.md lacks
 # Whatever a browser loads by itself; links that are clicked may lead anywhere.
 FOREIGN = re.compile(
     r"""<(?:script|img|iframe|source|video|audio|object|embed)\b[^>]*\b(?:src|data)=["']?(?:https?:)?//[^>]*>"""

@@ -150,3 +150,15 @@ def test_each_table_names_the_commit_and_the_device_of_its_file() -> None:
     for device, commit, file in told:
         measured = (DOCS / file).read_text(encoding="utf-8")
         assert f'"{device}' in measured and f'"{commit}"' in measured, file
+
+
+def test_what_skirmish_overcooked_and_economy_returned_is_what_was_measured() -> None:
+    for row in results("economy.json")["rows"]:
+        names = [row[key].replace("_", " ") for key in ("workers", "taxes")]
+        found = f"{row['productivity']:.0f} | {row['equality']:.2f} | {row['product']:.0f}"
+        assert f"| {' | '.join(names)} | {found} |" in TEXT
+    of_seeds = [f"{value:.1f}" for value in results("overcooked-circuit-cnn.json")["sparse_return"].values()]
+    assert f"return {', '.join(of_seeds[:-1])} and {of_seeds[-1]}:" in TEXT
+    curves = results("skirmish-pqn.json")["curves"].values()
+    late = [returns["ally"] for curve in curves for env_steps, returns in curve if env_steps >= 3_900_000]
+    assert re.search(rf"mean returns of {min(late):.2f} to\s{max(late):.2f} in evaluations", TEXT)
