@@ -40,7 +40,7 @@ QUICK = not slow and not exhaustive and not gpu
 ALL = not exhaustive
 ADAPTERS = printf '%s\n' $(CLIENTS:%=tests/adapters/test_%.py) | xargs -P $(CORES)
 # What `make bench-peers` measures beside us; WarpDrive needs a GPU, PufferLib a build that downloads.
-PEERS ?= gymnasium mpe2 sisl classic overcooked_ai rware envpool gymnax purejaxrl jaxmarl pgx vmas
+PEERS ?= gymnasium mpe2 sisl classic overcooked_ai rware ai_economist envpool gymnax purejaxrl jaxmarl pgx vmas
 # After xargs: runs pytest on each line of paths by itself; no test on a line (pytest's code 5) is no error.
 EACH_LINE = -L 1 sh -c '$(PYTEST) "$$@" || [ $$? = 5 ]' sh
 

@@ -7,6 +7,7 @@ PEERS = (
     "classic",
     "overcooked_ai",
     "rware",
+    "ai_economist",
     "envpool",
     "pufferlib",
     "gymnax",

@@ -1,8 +1,12 @@
 """economy against ai-economist 1.7.1 itself, from the same starts with the same actions and draws, step by step.
 
 After each step theirs continues with our coin, so that rounding does not add up; marginal rates of incomes beside a
-cutoff are not compared. tests/envs/test_economy.py compares the game with an oracle of the same rules.
+cutoff are not compared. tests/envs/test_economy.py compares the game with an oracle of the same rules. What
+benchmarks/ measures of theirs is checked here too.
 """
+
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +17,11 @@ import gpu_vecenv
 
 foundation = pytest.importorskip("ai_economist.foundation", reason="see FORCED_ai-economist in the Makefile")
 from ai_economist.foundation.components import move  # noqa: E402
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from benchmarks.peers import ai_economist as peer  # noqa: E402
+from benchmarks.workload import Request, Workload  # noqa: E402
+from gpu_vecenv.envs.registry import configure  # noqa: E402
 
 # Those numbers are float64, ours float32: utilities and prices up to 1,000 have errors up to 1e-4.
 TOLERANCE = {"rtol": 1e-5, "atol": 5e-4}
@@ -308,3 +317,41 @@ def play(env, theirs, state, info, random, monkeypatch):
         assert truncations[0].tolist() == [done["__all__"]] * (workers + 1)
         traded += state["price_history"].sum() > trades
     return traded
+
+
+def settings(theirs):
+    """Of the scenario and of each component all plain values, the map among them, and how resources grow."""
+    plain, parts = (bool, int, float, str, type(None)), (theirs, *theirs.components)
+    own = {part.name: {key: value for key, value in vars(part).items() if isinstance(value, plain)} for part in parts}
+    return own, theirs.layout_specs
+
+
+def test_the_benchmark_plays_what_is_compared_with_the_defaults():
+    (workload,) = peer.WORKLOADS
+    game, quadrant = (configure("economy", **config) for config in (workload.config, {"grid": grid_of(QUADRANT)}))
+    np.testing.assert_array_equal(game.land.terrain, quadrant.land.terrain)
+    assert settings(peer.environment()) == settings(reference(game, QUADRANT))
+
+
+def test_the_benchmark_draws_allowed_actions_and_resets(monkeypatch):
+    scenario = foundation.scenarios.get("layout_from_file/simple_wood_and_stone")
+    calls = {"step": 0, "reset": 0}
+
+    def checked_step(self, actions, step=scenario.step):
+        calls["step"] += 1
+        assert self.world.timestep < 5 and list(actions) == [*"0123", "p"]
+        for agent, mask in self._generate_masks(flatten_masks=True).items():
+            rows = np.reshape(mask, (np.size(actions[agent]), -1))
+            assert rows[np.arange(len(rows)), actions[agent]].all()
+        return step(self, actions)
+
+    def counted_reset(self, reset=scenario.reset):
+        calls["reset"] += 1
+        return reset(self)
+
+    monkeypatch.setattr(scenario, "step", checked_step)
+    monkeypatch.setattr(scenario, "reset", counted_reset)
+    monkeypatch.setitem(peer.OPTIONS, "episode_length", 5)
+    prepared = peer.prepare(Request(Workload("simulation", "economy", 2, 12), "cpu", "float32"))
+    prepared.run()
+    assert calls == {"step": 24, "reset": 6} and prepared.num_agents == 5

@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import chart, learning, ours, reaching, table  # noqa: E402
 from benchmarks.__main__ import Side, main, parse, workloads_of  # noqa: E402
 from benchmarks.errors import BenchmarkError  # noqa: E402
-from benchmarks.peers import PEERS  # noqa: E402
+from benchmarks.peers import PEERS, ai_economist  # noqa: E402
 from benchmarks.workload import Request, Workload  # noqa: E402
 from gpu_vecenv.envs.registry import configure  # noqa: E402
 
@@ -116,11 +116,20 @@ def test_rows_of_another_commit_are_not_mixed(tmp_path: Path) -> None:
     assert json.loads(file.read_text())["rows"] == [{"kind": "simulation"}]
 
 
-@pytest.mark.parametrize("game, config", [("connect_four", {}), ("skirmish", {"scenario": "3s5z"})])
+@pytest.mark.parametrize(
+    "game, config", [("connect_four", {}), ("skirmish", {"scenario": "3s5z"}), ("economy", {"max_steps": 50})]
+)
 def test_our_side_draws_what_masks_allow(game: str, config: dict[str, Any]) -> None:
     prepared, env = ours.simulation(Request(Workload("simulation", game, 4, 60, config=config), "cpu", "float32"))
     prepared.run()
     assert not env.faults().any() and (env.data["engine_episode"] > 0).any()
+
+
+def test_the_ai_economist_is_played_with_allowed_actions_all_equally_likely() -> None:
+    masks = np.array([[0, 1, 0, 1, 1], [1, 0, 0, 0, 0], [0, 0, 0, 0, 1]], np.float32)
+    draws = (np.arange(9) + 0.5) / 9
+    chosen = np.array([ai_economist.choose(masks, np.full(3, draw)) for draw in draws])
+    assert chosen.T.tolist() == [[1] * 3 + [3] * 3 + [4] * 3, [0] * 9, [4] * 9]
 
 
 def test_a_peer_without_the_device_is_refused() -> None:
