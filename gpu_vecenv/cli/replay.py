@@ -11,8 +11,6 @@ from typing import Annotated, Any, Generic, TypeVar, Union
 
 import tyro
 from rich.console import Console
-from rich.table import Column, Table
-from rich.text import Text
 
 from gpu_vecenv.cli.options import (
     PROGRAM,
@@ -36,6 +34,7 @@ from gpu_vecenv.errors import ConfigError, ReplayMismatchError, UnknownGameError
 from gpu_vecenv.escapes import printable, printable_lines
 from gpu_vecenv.files import check_output, replace_file
 from gpu_vecenv.progress import ProgressDisplay
+from gpu_vecenv.tables import FittedTable
 from gpu_vecenv.train.evaluation import RolePolicy
 from gpu_vecenv.train.game_policy import run_and_member
 from gpu_vecenv.watch.player import page
@@ -171,9 +170,7 @@ class Play(PlayOptions):
 
     def __call__(self) -> int:
         """Print the comparison."""
-        table = Table(*(Column(name, overflow="fold") for name in ("file", "game", "steps", "return")))
-        table.add_column("digest", no_wrap=True)
-        table.add_column("result")
+        table = FittedTable("file", *("game", "steps", "digest", "result", "return"), left=["game", "return", "result"])
         mismatches = []
         for path, recording in shown("play", self.load()):
             result = "identical"
@@ -184,8 +181,8 @@ class Play(PlayOptions):
             except ReplayMismatchError as error:
                 mismatches.append(printable_lines(f"{path}: {error}"))
                 result = "DIFFERENT"
-            cells = [path, recording.game, recording.num_steps, _returns(recording), recording.digest, result]
-            table.add_row(*(Text(printable(str(cell))) for cell in cells))
+            cells = (recording.game, recording.num_steps, recording.digest, result, _returns(recording))
+            table.add_row(str(path), *map(str, cells))
         Console().print(table)
         for line in mismatches:
             print(f"{PROGRAM}: {line}", file=sys.stderr)
