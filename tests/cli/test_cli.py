@@ -227,6 +227,25 @@ def test_show_takes_the_games_options(command):
     assert both == [generate_header(configure("tag_continuous", num_neighbors=value).layout) for value in ("all", 3)]
 
 
+def test_a_run_has_its_configuration_as_a_file_and_show_prints_it(command, tmp_path):
+    options = ["--policies", '{"runner": {"gamma": 0.9}}', "--total-steps", "16", "--episodes", "1", "--seed", "3"]
+    assert command("train", "tag_gridworld", *TINY, *options, "--max-steps", "9", "--out", "run")[0] == 0
+    text = (tmp_path / "run" / "config.json").read_text()
+    found = json.loads(text)
+    assert (found["game"], found["game_config"]["max_steps"], found["seed"]) == ("tag_gridworld", 9, 3)
+    assert found["num_envs"] == int(TINY[TINY.index("--num-envs") + 1])
+    assert (found["config"]["total_steps"], found["config"]["gamma"]) == (16, 0.99)
+    assert found["policies"] == {"tagger": {}, "runner": {"gamma": 0.9}}, "what differs from the others"
+    for run in ("run", "run/checkpoints/initial.safetensors"):
+        code, output, errors = command("show", run)
+        assert (code, errors, json.loads(output)) == (0, [], found)
+    assert command("train", "--resume", "run", "--total-steps", "32", "--device", "cpu")[0] == 0
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["config"]["total_steps"] == 32
+    assert command("export", "run", "--format", "hub", "--out", "out")[0] == 0
+    code, output, errors = command("show", "out/policy.safetensors")
+    assert (code, errors) == (0, []) and json.loads(output)["policies"]["runner"]["gamma"] == 0.9
+
+
 def test_doctor_says_what_is_there(command):
     code, output, errors = command("doctor")
     assert code in (0, 1) and errors == []
@@ -315,7 +334,7 @@ def test_train_leaves_curve_checkpoint_metrics_and_evaluation(game, options, com
     for name in (*files, "checkpoints/iteration-00000009.safetensors"):
         assert f"here/run/{name}" in output
     assert re.search(r"^to watch it +gpu-vecenv replay record here/run$", output, re.MULTILINE)
-    assert set(os.listdir(folder)) == {*files, "settings.json", "checkpoints", "tensorboard", ".lock"}
+    assert set(os.listdir(folder)) == {*files, "config.json", "settings.json", "checkpoints", "tensorboard", ".lock"}
     assert sorted(os.listdir(folder / "checkpoints")) == [
         "best.safetensors",
         "initial.safetensors",

@@ -158,7 +158,21 @@ def test_damaged_settings_are_refused(text, printed, tmp_path):
         load_game_of_run(tmp_path)
 
 
-def test_a_replay_of_an_unregistered_game_asks_for_its_file(printed, place, capsys):
+def test_a_replay_whose_game_has_changed_is_played_by_the_printed_command_alone(printed, place, capsys):
+    path = place / "games/acorn.py"
+    before = path.read_text()
+    path.write_text(before + "\n")
+    try:
+        code, output, errors = run(capsys, "replay", "play", "replays")
+        assert (code, output) == (2, "") and "acorn.py has changed since" in errors and "acorn" not in sys.modules
+        (command,) = HINT.findall(errors)
+        assert run(capsys, *shlex.split(command)[1:])[0] == 0
+    finally:
+        path.write_text(before)
+
+
+def test_a_replay_from_elsewhere_asks_for_the_file_of_its_game(printed, place, capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("GPU_VECENV_CACHE", str(tmp_path))  # where no game was ever run
     code, output, errors = run(capsys, "replay", "html", "replays")
     assert (code, output) == (2, "") and errors.endswith("declares it, --game my_game.py\n") and len(errors) < 300
 

@@ -477,7 +477,14 @@ def test_no_symbolic_link_in_a_run_folder_is_followed(command, tmp_path):
     run, other = tmp_path / "run", tmp_path / "other"
     run.mkdir()
     other.mkdir()
-    for name in ("metrics.csv", "evaluations.csv", "evaluation.json", "learning_curve.png", "settings.json"):
+    for name in (
+        "metrics.csv",
+        "evaluations.csv",
+        "evaluation.json",
+        "learning_curve.png",
+        "settings.json",
+        "config.json",
+    ):
         (other / name).write_text("of somebody else")
         (run / name).symlink_to(other / name)
     (run / "tensorboard").symlink_to(other, target_is_directory=True)
