@@ -219,9 +219,10 @@ def _train(
         for one in runs:
             if one.error is None and not one.saved:
                 one.save(compare=not one.active or (save_due and one.selection.due()))
-        if not stopped and stop_signal() == 0:
-            return 0
-        return 128 + stop_signal() if stop_signal() else 1  # 1: another process was stopped
+    # After the handlers are gone: a signal that came before that, however late, has stopped the run.
+    if not stopped and stop_signal() == 0:
+        return 0
+    return 128 + stop_signal() if stop_signal() else 1  # 1: another process was stopped
 
 
 def _progress(active: Sequence[Run], results: Sequence[Mapping[str, Any] | NonFiniteError]) -> tuple[float, str]:
@@ -262,8 +263,10 @@ def _stop_signal(when: str | None) -> Iterator[Callable[[], int]]:
             with contextlib.suppress(OSError):
                 os.write(2, text.encode())  # Python's streams refuse a print within another, which this may be
 
-    before: dict[int, Any] = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
+        for number in before:
+            signal.signal(number, handle)
         yield lambda: received[0]
     finally:
         for number, handler in before.items():

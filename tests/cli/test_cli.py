@@ -8,6 +8,7 @@ import math
 import os
 import re
 import shutil
+import signal
 import sys
 from pathlib import Path
 from typing import get_args
@@ -244,6 +245,16 @@ def test_a_run_has_its_configuration_as_a_file_and_show_prints_it(command, tmp_p
     assert command("export", "run", "--format", "hub", "--out", "out")[0] == 0
     code, output, errors = command("show", "out/policy.safetensors")
     assert (code, errors) == (0, []) and json.loads(output)["policies"]["runner"]["gamma"] == 0.9
+
+
+def test_an_interrupt_ends_commands_where_a_shell_ignored_it(command):
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in the background of a script
+    try:
+        assert command("list")[0] == 0
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_doctor_says_what_is_there(command):

@@ -738,7 +738,7 @@ def test_a_run_is_recorded(command, tmp_path):
     assert Replay.load(tmp_path / "kept" / "tag_continuous-2-0.replay").digest == expected[0]
 
 
-def test_a_file_that_declares_a_game_is_named(command, tmp_path, monkeypatch):
+def test_the_file_that_declares_a_recorded_game_is_found_or_named(command, tmp_path, monkeypatch):
     known = dict(GAMES)
     monkeypatch.setattr(sys, "path", [*sys.path])
     for suffix in (".py", ".cu"):
@@ -747,13 +747,18 @@ def test_a_file_that_declares_a_game_is_named(command, tmp_path, monkeypatch):
         code, _, errors = command("record my_crew.py --device cpu --num-helpers 2")
         assert (code, errors) == (0, [])
         GAMES.pop("crew")
+        assert command("play replays --device cpu")[::2] == (0, []) and "crew" in GAMES
+        GAMES.pop("crew")
+        (tmp_path / "my_crew.py").rename(tmp_path / "moved.py")
         code, _, errors = command("play replays --device cpu")
-        assert code == 2 and "--game my_game.py" in errors[0]
-        assert command("play replays --device cpu --game my_crew.py")[0] == 0
+        assert code == 2 and "my_crew.py is missing" in errors[0] and errors[0].endswith("cpu --game my_crew.py")
+        (tmp_path / "my_crew.cu").rename(tmp_path / "moved.cu")
+        assert command("play replays --device cpu --game moved.py")[0] == 0
     finally:
         GAMES.clear()
         GAMES.update(known)
-        sys.modules.pop("my_crew", None)
+        for name in ("my_crew", "moved"):
+            sys.modules.pop(name, None)
 
 
 def test_help_lists_the_commands_and_their_options(command):
