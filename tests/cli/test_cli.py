@@ -228,23 +228,13 @@ def test_show_takes_the_games_options(command):
     assert both == [generate_header(configure("tag_continuous", num_neighbors=value).layout) for value in ("all", 3)]
 
 
-def test_a_run_has_its_configuration_as_a_file_and_show_prints_it(command, tmp_path):
-    options = ["--policies", '{"runner": {"gamma": 0.9}}', "--total-steps", "16", "--episodes", "1", "--seed", "3"]
-    assert command("train", "tag_gridworld", *TINY, *options, "--max-steps", "9", "--out", "run")[0] == 0
-    text = (tmp_path / "run" / "config.json").read_text()
-    found = json.loads(text)
-    assert (found["game"], found["game_config"]["max_steps"], found["seed"]) == ("tag_gridworld", 9, 3)
-    assert found["num_envs"] == int(TINY[TINY.index("--num-envs") + 1])
-    assert (found["config"]["total_steps"], found["config"]["gamma"]) == (16, 0.99)
-    assert found["policies"] == {"tagger": {}, "runner": {"gamma": 0.9}}, "what differs from the others"
-    for run in ("run", "run/checkpoints/initial.safetensors"):
-        code, output, errors = command("show", run)
+def test_a_run_has_its_configuration_as_a_file_and_show_prints_it(command, trained):
+    found = json.loads((trained / "config.json").read_text())
+    assert (found["game"], found["seed"], found["num_envs"]) == ("tag_gridworld", 3, 4)
+    assert (found["config"]["total_steps"], found["config"]["learning_rate"]) == (144, 0.03)
+    for run in (trained, trained / "checkpoints" / "initial.safetensors"):
+        code, output, errors = command("show", str(run))
         assert (code, errors, json.loads(output)) == (0, [], found)
-    assert command("train", "--resume", "run", "--total-steps", "32", "--device", "cpu")[0] == 0
-    assert json.loads((tmp_path / "run" / "config.json").read_text())["config"]["total_steps"] == 32
-    assert command("export", "run", "--format", "hub", "--out", "out")[0] == 0
-    code, output, errors = command("show", "out/policy.safetensors")
-    assert (code, errors) == (0, []) and json.loads(output)["policies"]["runner"]["gamma"] == 0.9
 
 
 def test_an_interrupt_ends_commands_where_a_shell_ignored_it(command):
