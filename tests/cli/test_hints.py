@@ -161,11 +161,14 @@ def test_damaged_settings_are_refused(text, printed, tmp_path):
 
 
 def test_a_replay_whose_game_has_changed_is_played_by_the_printed_command_alone(printed, place, capsys):
+    # With a configuration of its own: processes that test at the same time share the cache folder.
+    record = "replay record games/acorn.py --length 31 --device cpu --out own".split()
+    assert run(capsys, *record)[0] == 0
     path = place / "games/acorn.py"
     before = path.read_text()
     path.write_text(before + "\n")
     try:
-        code, output, errors = run(capsys, "replay", "play", "replays")
+        code, output, errors = run(capsys, "replay", "play", "own")
         assert (code, output) == (2, "") and "acorn.py has changed since" in errors and "acorn" not in sys.modules
         (command,) = HINT.findall(errors)
         assert run(capsys, *shlex.split(command)[1:])[0] == 0
