@@ -1,5 +1,7 @@
 """GPU-resident multi-agent environments and a trainer."""
 
+import typing as _typing
+
 from gpu_vecenv import errors as _errors  # noqa: F401 - first: it checks the version of Gymnasium
 from gpu_vecenv._version import __version__
 from gpu_vecenv.check import check_parallel_env, check_vector_env
@@ -29,6 +31,9 @@ from gpu_vecenv.views.batched_env import BatchedParallelEnv, batched_parallel_en
 from gpu_vecenv.views.gymnasium_env import GymnasiumEnv, GymnasiumVectorEnv
 from gpu_vecenv.views.pettingzoo_env import ParallelEnv, aec_env, parallel_env
 from gpu_vecenv.watch.episode import rollout
+
+if not _typing.TYPE_CHECKING:  # a type checker would accept every name
+    from gpu_vecenv.absent import of_package as __getattr__  # noqa: F401
 
 __all__ = [
     "BatchedParallelEnv",

@@ -10,9 +10,6 @@ from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-from rich.text import Text
 
 from gpu_vecenv.cli.actors import actors_of, role_and_source
 from gpu_vecenv.cli.options import PROGRAM, DeviceOptions, load_run_policy
@@ -22,6 +19,7 @@ from gpu_vecenv.errors import ConfigError, counted
 from gpu_vecenv.escapes import printable
 from gpu_vecenv.files import check_output, replace_file
 from gpu_vecenv.progress import ProgressDisplay
+from gpu_vecenv.tables import FittedTable
 from gpu_vecenv.train.crossplay import (
     CrossPlay,
     Entry,
@@ -153,37 +151,24 @@ def _print_tables(game: str, found: CrossPlay, rated: Mapping[str, Mapping[str, 
     each = counted(found.episodes, "episode")
     _print_line(console, f"{game}: mean returns of {each} each; rows play {rows}, columns {columns}")
     for role, matrix in found.returns.items():
-        for text in ("{0:.2f} ± {1:.2f}", "{0:.2f}", "{0:.3g}"):  # the first that fits
-            cells = [
-                [text.format(*pair) for pair in zip(*pairs, strict=True)]
-                for pairs in zip(matrix.mean, matrix.standard_error, strict=True)
-            ]
-            columns_of = [
-                [str(numbers[name]), *column]
-                for name, column in zip(found.columns, zip(*cells, strict=True), strict=True)
-            ]
-            widths = [len(str(len(numbers))), len(rows), *(max(map(len, column)) for column in columns_of)]
-            width = sum(each + 3 for each in widths) + 1  # a space on both sides, and lines
-            if width <= console.width:
-                break
-        table = Table(title=Text(printable(f"return, {role}")))
-        table.add_column("", justify="right", min_width=widths[0])
-        table.add_column(Text(printable(rows)), overflow="fold", min_width=widths[1])
-        for (name, *_), least in zip(columns_of, widths[2:], strict=True):
-            table.add_column(name, justify="right", no_wrap=True, min_width=least)
-        for name, row in zip(found.rows, cells, strict=True):
-            table.add_row(str(numbers[name]), Text(printable(name)), *row)
-        Console(width=max(width, console.width)).print(table)
+        _print_line(console, f"return, {role}")
+        table = FittedTable("", rows, *(str(numbers[name]) for name in found.columns), left=[rows])
+        for name, means, errors in zip(found.rows, matrix.mean, matrix.standard_error, strict=True):
+            cells = (f"{mean:.2f} ± {error:.2f}" for mean, error in zip(means, errors, strict=True))
+            table.add_row(str(numbers[name]), name, *cells)
+        console.print(table)
         if role in found.self_and_cross_play:
             _print_line(console, f"{role}: {_in_words(found.self_and_cross_play[role])}")
     for name in (name for name in found.columns if name not in found.rows):
         _print_line(console, f"column {numbers[name]}: {name}")
     for side, of_side in (rated or {}).items():
-        table = Table("", escape(printable(f"{side}, best first")), "rating", title="ratings by openskill")
+        if not of_side:
+            continue
+        _print_line(console, f"ratings by openskill: {side}, best first")
+        table = FittedTable("", side, "rating", left=[side])
         for name, (mu, sigma) in sorted(of_side.items(), key=lambda item: -item[1][0]):
-            table.add_row(str(numbers[name]), Text(printable(name)), f"{mu:.1f} ± {sigma:.1f}")
-        if of_side:
-            console.print(table)
+            table.add_row(str(numbers[name]), name, f"{mu:.1f} ± {sigma:.1f}")
+        console.print(table)
 
 
 def _in_words(found: SelfAndCrossPlay) -> str:

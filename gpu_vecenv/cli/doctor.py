@@ -113,7 +113,7 @@ def _examine_ziglang() -> Finding:
     """The compiler of pages, which is also one for the CPU."""
     command = toolchain.find_webassembly_compiler()
     if command is None:
-        return Finding(problem=f"gpu-vecenv web and train --watch need it: {toolchain.pip('ziglang')}")
+        return Finding(problem="gpu-vecenv web and train --watch need it")
     ok, output = toolchain.output_of([*command[:-1], "version"])
     return Finding(toolchain.one_line(output)) if ok else Finding(problem=toolchain.one_line(output))
 
@@ -149,7 +149,9 @@ def recommendations(diagnosis: Diagnosis) -> list[str]:
     if diagnosis.compiler.problem.startswith("$CXX"):
         todo.append("Set CXX to a C++ compiler, or unset it to use the first one on PATH.")
     elif not diagnosis.compiler.found:
-        todo.append(f"Install a C++ compiler, for runs on the CPU: {toolchain.pip('ziglang')}")
+        todo.append(f"Install a C++ compiler, for runs on the CPU and for pages: {toolchain.pip('ziglang')}")
+    if not diagnosis.ziglang.found and (diagnosis.compiler.found or diagnosis.compiler.problem.startswith("$CXX")):
+        todo.append(f"Install the compiler of pages, for gpu-vecenv web and train --watch: {toolchain.pip('ziglang')}")
     return todo
 
 

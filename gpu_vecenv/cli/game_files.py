@@ -1,7 +1,8 @@
-"""The files of a game of one's own in the settings of a run, and whether a command may run them unasked.
+"""The files of a game of one's own, of a run or of replays, and whether a command may run them unasked.
 
-Settings are data: what they name is run only if the same user began a run with these very files on this machine, which
-a mark in the cache folder shows. Else the command is refused until the file is given.
+Settings of runs are data: what they name is run only if the same user began a run with these very files on this
+machine, which a mark in the cache folder shows. Replays name no files; where the same user recorded such ones on this
+machine, a file in the cache folder does. Else the command is refused until the file is given.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.files import replace_file
 from gpu_vecenv.train.game_policy import run_and_member
 from gpu_vecenv.train.run_folder import SETTINGS
+from gpu_vecenv.watch.replay_file import Replay
 
 KEY = "game_file"  # of the settings
 
@@ -84,15 +87,50 @@ def load_game_of_run(run: Path) -> None:
             "read it, then give it",
             argument,
         )
+    _load_unchanged(entry, f"{run} is a run of {name}")
+
+
+def keep_game_file_of_replays(argument: str, game: Env, recordings: Iterable[Replay]) -> None:
+    """Keep in the cache folder which file declares the game of these replays, for ``load_game_of_replay``.
+
+    Args:
+        argument: The game as the command line names it.
+        game: The game, configured.
+        recordings: New replays.
+    """
+    entry = game_file_settings(argument, game)
+    with contextlib.suppress(OSError):  # commands need the file again
+        for path in {_entry_of_replay(recording) for recording in recordings}:
+            replace_file(path, json.dumps(entry).encode())
+
+
+def load_game_of_replay(recording: Replay) -> None:
+    """Import the file of a replay's game, unless the game is registered or no such replay was recorded here.
+
+    Raises:
+        GameFileNeededError: A file has changed since, or is missing. Nothing was run.
+        ConfigError: The file in the cache folder is damaged.
+    """
+    path = _entry_of_replay(recording)
+    if recording.game in GAMES or not path.is_file():
+        return
+    try:
+        entry = json.loads(path.read_text(encoding="utf-8"))
+        _load_unchanged(entry, f"a replay is of {recording.game}")
+    except (AttributeError, LookupError, TypeError) as error:
+        raise ConfigError(f"{path} is damaged; remove it: {type(error).__name__}: {error}") from error
+
+
+def _load_unchanged(entry: dict[str, Any], what: str) -> None:
+    """Import the file of a game, of which ``what`` is."""
+    argument = str(entry["argument"])
     if missing := [file for file in entry["files"] if not Path(file).is_file()]:
         raise GameFileNeededError(
-            f"{run} is a run of {name}; {', '.join(missing)} is missing. Give the game's file where it is now",
-            Path(argument).name,
+            f"{what}; {', '.join(missing)} is missing. Give the game's file where it is now", Path(argument).name
         )
     if changed := [file for file, digest in entry["files"].items() if _sha256(file) != digest]:
         raise GameFileNeededError(
-            f"{run} is a run of {name}; {', '.join(changed)} has changed since. To use it as it is now, give it",
-            argument,
+            f"{what}; {', '.join(changed)} has changed since. To use it as it is now, give it", argument
         )
     load_game(argument)
 
@@ -112,6 +150,12 @@ def _modules_in(folder: Path) -> list[Path]:
 
 def _sha256(file: str | Path) -> str:
     return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+
+
+def _entry_of_replay(recording: Replay) -> Path:
+    """The file that says which file declares the game of replays with this name and these sources."""
+    key = json.dumps([recording.game, recording.sources])
+    return cache_dir() / "games" / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
 
 
 def _mark(entry: dict[str, Any]) -> Path:

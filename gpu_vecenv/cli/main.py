@@ -8,7 +8,9 @@ import itertools
 import os
 import re
 import shlex
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 from typing import Annotated, Any, Union
 
@@ -174,6 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words[0] in ("--help", "-h"):
         print(HELP.format(commands="\n".join(f"  {name:10} {summary_of(kind)}" for name, kind in COMMANDS.items())))
         return 0
+    _take_interrupts()
     try:
         return parse(words)() or 0
     except BrokenPipeError:  # the reader of a pipe, such as head, has closed it
@@ -185,6 +188,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{PROGRAM}: interrupted", file=sys.stderr)
         return 130
     return 0
+
+
+def _take_interrupts() -> None:
+    """SIGINT ends commands where it is ignored too, as in the background of a shell's script."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def remedy(error: Exception, words: Sequence[str]) -> str:

@@ -14,9 +14,9 @@ from tyro.conf import Positional
 from gpu_vecenv.cli.game_files import load_game_of_run
 from gpu_vecenv.compile.device import resolve_device
 from gpu_vecenv.declare.env import Env
-from gpu_vecenv.envs.registry import GAME_FILE, find_game, load_game
+from gpu_vecenv.envs.registry import GAME_FILE, GAMES, find_game, load_game
 from gpu_vecenv.errors import ConfigError, UnknownGameError
-from gpu_vecenv.train.game_policy import GamePolicy, load_policy
+from gpu_vecenv.train.game_policy import GamePolicy, load_policy, run_and_member
 
 PROGRAM = "gpu-vecenv"
 GameName = Positional[Annotated[str, tyro.conf.arg(metavar="GAME")]]
@@ -73,6 +73,11 @@ def named_game(arguments: Sequence[str]) -> type[Env] | None:
 def game_class(name: str) -> type[Env]:
     """The registered game of that name, or the one declared in a file, which is imported and registered."""
     return load_game(name) if GAME_FILE.fullmatch(name) else find_game(name)
+
+
+def names_run(source: str) -> bool:
+    """Whether an argument that may be a game or a run is the path of a run."""
+    return not GAME_FILE.fullmatch(source) and source not in GAMES and run_and_member(source)[0].exists()
 
 
 def check_option_names(command: type, *parts: type) -> None:

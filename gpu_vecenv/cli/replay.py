@@ -11,9 +11,8 @@ from typing import Annotated, Any, Generic, TypeVar, Union
 
 import tyro
 from rich.console import Console
-from rich.table import Column, Table
-from rich.text import Text
 
+from gpu_vecenv.cli.game_files import keep_game_file_of_replays, load_game_of_replay
 from gpu_vecenv.cli.options import (
     PROGRAM,
     Command,
@@ -25,19 +24,20 @@ from gpu_vecenv.cli.options import (
     check_option_names,
     game_class,
     load_run_policy,
+    names_run,
     with_parameter,
 )
 from gpu_vecenv.compile.device import resolve_device
 from gpu_vecenv.declare.config import check_fields, param
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.vec_env import VecEnv
-from gpu_vecenv.envs.registry import GAME_FILE, GAMES, game_argument
+from gpu_vecenv.envs.registry import game_argument
 from gpu_vecenv.errors import ConfigError, ReplayMismatchError, UnknownGameError, counted
 from gpu_vecenv.escapes import printable, printable_lines
 from gpu_vecenv.files import check_output, replace_file
 from gpu_vecenv.progress import ProgressDisplay
+from gpu_vecenv.tables import FittedTable
 from gpu_vecenv.train.evaluation import RolePolicy
-from gpu_vecenv.train.game_policy import run_and_member
 from gpu_vecenv.watch.player import page
 from gpu_vecenv.watch.replay import Replay as Recording
 from gpu_vecenv.watch.replay import film, format_return, is_stale, record, verify
@@ -99,7 +99,7 @@ class RecordOptions(DeviceOptions):
         only = set(self.out.glob(f"*{SUFFIX}")) == set(files)  # others may be of games that are not known here
         words = list(map(str, [self.out] if only else files))
         if argument := game_argument(type(env.game)):
-            words += ["--game", argument]
+            keep_game_file_of_replays(argument, env.game, recordings)
         for what, command in (("to watch, as a page", "html"), ("to compare a run with them", "play")):
             print(printable(f"{what}: {shlex.join([PROGRAM, 'replay', command, *words])}"))
 
@@ -117,7 +117,7 @@ class Record(RecordOptions, Generic[GameT]):
     @staticmethod
     def of_source(source: str) -> Any:
         """The command for a game, with its configuration, or for a run."""
-        if not GAME_FILE.fullmatch(source) and source not in GAMES and run_and_member(source)[0].exists():
+        if names_run(source):
             return RecordRun
         try:
             game = game_class(source)
@@ -155,13 +155,15 @@ class PlayOptions(DeviceOptions):
     """Which replays to play, and where."""
 
     files: Files  # replays, or folders of replays, at least one
-    game: str | None = None  # file that declares the game, if it is not a bundled one
+    game: str | None = None  # file that declares the game; None: that of the recording, unless it has changed
 
     def load(self) -> dict[Path, Recording]:
-        """The replays by file."""
+        """The replays by file, after their game is registered."""
         recordings = load_replays(self.files)
         if self.game is not None:
             game_class(self.game)
+        for recording in recordings.values():
+            load_game_of_replay(recording)
         return recordings
 
 
@@ -171,9 +173,7 @@ class Play(PlayOptions):
 
     def __call__(self) -> int:
         """Print the comparison."""
-        table = Table(*(Column(name, overflow="fold") for name in ("file", "game", "steps", "return")))
-        table.add_column("digest", no_wrap=True)
-        table.add_column("result")
+        table = FittedTable("file", *("game", "steps", "digest", "result", "return"), left=["game", "return", "result"])
         mismatches = []
         for path, recording in shown("play", self.load()):
             result = "identical"
@@ -184,8 +184,8 @@ class Play(PlayOptions):
             except ReplayMismatchError as error:
                 mismatches.append(printable_lines(f"{path}: {error}"))
                 result = "DIFFERENT"
-            cells = [path, recording.game, recording.num_steps, _returns(recording), recording.digest, result]
-            table.add_row(*(Text(printable(str(cell))) for cell in cells))
+            cells = (recording.game, recording.num_steps, recording.digest, result, _returns(recording))
+            table.add_row(str(path), *map(str, cells))
         Console().print(table)
         for line in mismatches:
             print(f"{PROGRAM}: {line}", file=sys.stderr)

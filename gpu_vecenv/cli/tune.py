@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from gpu_vecenv.cli.options import DeviceOptions, GameName, game_class
 from gpu_vecenv.engine.tuning import Tuning, sampling_name, tune
@@ -15,6 +14,7 @@ from gpu_vecenv.envs.registry import configure
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.escapes import printable
 from gpu_vecenv.progress import ProgressDisplay
+from gpu_vecenv.tables import FittedTable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +44,9 @@ class Tune(DeviceOptions):
         print(printable(f"  {tuning.path}"))
 
 
-def _table(tuning: Tuning) -> Table:
-    table = Table("threads_per_env", "threads_per_block", "of a step", "µs per step", "ratio to default")
+def _table(tuning: Tuning) -> FittedTable:
+    headings = ("threads_per_block", "of a step", "µs per step", "ratio to default")
+    table = FittedTable("threads_per_env", *headings, left=["of a step", "ratio to default"])
     for candidates, stored in ((tuning.candidates, None), (tuning.sampling, tuning.fuse_sampling)):
         default = candidates[0]
         for candidate in sorted(candidates, key=lambda c: c.seconds or float("inf")):
@@ -58,7 +59,7 @@ def _table(tuning: Tuning) -> Table:
             ratio += " (stored)" * (shape == tuning.shape and fused == stored)
             what = "actions given" if fused is None else sampling_name(fused)
             table.add_row(str(shape.threads_per_env), str(shape.threads_per_block), what, duration, ratio)
-        table.add_section()
+        table.add_row("")
     return table
 
 

@@ -96,9 +96,10 @@ def check_records(records: torch.Tensor, layout: GameLayout, build: BuildOptions
             f"{call} wrote outside of Scratch in environment {found[0]}: the nearest byte is {where}; expected indices "
             "within its arrays"
         )
-    files = {hash_of(file): file for file in FILE.findall(game_source(layout, build))}
+    source = game_source(layout, build)
+    files = {hash_of(file): file for file in FILE.findall(source)}
     if name == RACE:
-        raise DataRaceError(f"{call}: {race_sentence(record, files, layout, memory)}")
+        raise DataRaceError(f"{call}: {race_sentence(record, files, source, layout, memory)}")
     if name == MISPLACED:
         raise DataRaceError(f"{call}: {misplaced_sentence(record, files)}")
     indices = [first if axis else index, *["…"] * (axis - 1), *[index] * (axis > 0)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,9 @@ from gpu_vecenv.declare.layout import GameLayout
 
 READ_AFTER_WRITE, WRITE_AFTER_READ, WRITE_AFTER_WRITE, WRITTEN_BY_EVERY_THREAD = range(4)  # as in races.cuh
 EVERY_THREAD, ATOMIC = -1, -2
+LINE = re.compile(r'#line (\d+) "(.*)"$')
+# What gives threads their indices: its name, and the two arguments of a loop.
+LOOP = re.compile(r"\b(FOR_RANGE|FOR_OBS|ONCE)\b(?:\s*\(\s*(\w+)\s*,\s*((?:[^()]|\([^()]*\))*?)\s*\))?")
 VERBS = {
     READ_AFTER_WRITE: ("wrote", "reads"),
     WRITE_AFTER_READ: ("read", "writes"),
@@ -62,7 +66,7 @@ class Access:
     file: str
     of_agents: bool
 
-    def who(self, layout: GameLayout) -> str:
+    def who(self, source: str, layout: GameLayout) -> str:
         """The thread, as the source names it."""
         at = f"{self.file}:{self.line}"
         if self.thread == EVERY_THREAD:
@@ -73,18 +77,42 @@ class Access:
             return f"atomic_add in the loop at {at}"
         if self.of_agents:
             return f"agent {layout.agent_names[self.thread]} in the loop at {at}"
-        return f"index {self.thread} of the loop at {at}"
+        loops = LOOP.findall(line_of(source, self.file, self.line))
+        if len(loops) != 1:  # a macro of the game, or several in one line
+            return f"index {self.thread} of the loop at {at}"
+        kind, index, inner = loops[0]
+        if kind == "ONCE":
+            return f"ONCE at {at}"
+        if kind == "FOR_OBS":
+            agent, column = divmod(self.thread, layout.obs_size)
+            return f"agent {layout.agent_names[agent]}, {inner} = {column}, in FOR_OBS at {at}"
+        return f"{index} = {self.thread} in {kind} ({index}, {inner}) at {at}"
 
 
-def race_sentence(record: Sequence[int], files: Mapping[int, str], layout: GameLayout, memory: Memory) -> str:
+def line_of(source: str, file: str, number: int) -> str:
+    """A line of a file whose text stands in ``source`` behind #line directives; "" if there is none."""
+    here = at = None
+    for line in source.splitlines():
+        if mark := LINE.match(line):
+            at, here = int(mark[1]), mark[2]
+        elif at is not None:
+            if (here, at) == (file, number):
+                return line
+            at += 1
+    return ""
+
+
+def race_sentence(
+    record: Sequence[int], files: Mapping[int, str], source: str, layout: GameLayout, memory: Memory
+) -> str:
     """What two threads access, where, and what to change."""
     _, kind, address = record[:3]
     before, after = (_access(record[k : k + 4], files) for k in (3, 7))
     what = element_at(address, layout, memory)
     if kind == WRITTEN_BY_EVERY_THREAD:
-        return f"{after.who(layout)} writes {what}: write it in ONCE {{ }}, or in a loop for each item its own"
+        return f"{after.who(source, layout)} writes {what}: write it in ONCE {{ }}, or in a loop for each item its own"
     first, second = VERBS[kind]
-    sentence = f"{after.who(layout)} {second} {what}, which {before.who(layout)} {first}: "
+    sentence = f"{after.who(source, layout)} {second} {what}, which {before.who(source, layout)} {first}: "
     if (before.file, before.line) != (after.file, after.line):
         return f"{sentence}put group_sync() between the two"
     if kind == WRITE_AFTER_WRITE:

@@ -7,12 +7,13 @@ import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from enum import IntFlag
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 
 import gymnasium.vector
 import numpy as np
 import torch
 
+from gpu_vecenv.absent import OF_VEC_ENV, absent_attribute
 from gpu_vecenv.compile.backends import LaunchShape
 from gpu_vecenv.compile.device import free_bytes
 from gpu_vecenv.compile.engine_kernels import GUARD_ROWS, BuildOptions
@@ -233,6 +234,11 @@ class VecEnv:
         environment = construct(type(self), {**self._arguments, **changes})
         assert isinstance(environment, VecEnv)
         return environment
+
+    if not TYPE_CHECKING:  # type checkers report unknown attributes of classes without this method
+
+        def __getattr__(self, name: str) -> NoReturn:
+            absent_attribute(self, name, OF_VEC_ENV)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Pickled and copied as its constructor arguments, without device handles; state_dict() transfers the state.

@@ -8,15 +8,14 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.errors import counted
 from gpu_vecenv.escapes import printable
 from gpu_vecenv.progress import OnProgress, no_progress, part
+from gpu_vecenv.tables import FittedTable
 from gpu_vecenv.train.evaluation import Evaluator, RolePolicy
 from gpu_vecenv.train.evaluation_curves import ALL_RANDOM
 from gpu_vecenv.train.evaluation_sizes import num_envs_for
@@ -57,7 +56,7 @@ def evaluation_table(game: Env, results: Results, note: str = "") -> Group:
     """Results of ``evaluate`` as a table, a row each; ``note`` follows the number of episodes in its title."""
     table = _table(game)
     for name, metrics in results.items():
-        table.add_row(Text(printable(name)), *_cells(game, metrics))
+        table.add_row(name, *_cells(game, metrics))
     return Group(_title(game, results, note), table)
 
 
@@ -93,11 +92,11 @@ def seeds_table(game: Env, results: Mapping[int, Results], note: str = "") -> Gr
     """
     table = _table(game)
     for name, summary in summary_of_seeds(game, list(results.values())).items():
-        means, label = _cells(game, summary["mean"]), Text(printable(name))
+        means = _cells(game, summary["mean"])
         if name == ALL_RANDOM:
-            table.add_row(label, *means)
+            table.add_row(name, *means)
             continue
-        table.add_row(label)
+        table.add_row(name)
         for seed, result in results.items():
             table.add_row(f"  seed {seed}", *_cells(game, result[name]))
         table.add_row("  mean", *means)
@@ -119,14 +118,9 @@ def _title(game: Env, results: Results, note: str) -> Text:
     return Text(printable(title))
 
 
-def _table(game: Env) -> Table:
-    """A table without rows: a column of names, then those of ``_cells``. With two roles it fits 80 columns."""
-    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("policies", no_wrap=True)
-    for heading in (Env.termination_label, "steps", *_headings(game), *game.state_metrics):
-        lines = "\n".join(map(printable, heading.split(", ")))
-        table.add_column(Text(lines), justify="right", overflow="fold")
-    return table
+def _table(game: Env) -> FittedTable:
+    """A table without rows: the names of the policies, then the columns of ``_cells``."""
+    return FittedTable("policies", Env.termination_label, "steps", *_headings(game), *game.state_metrics)
 
 
 def _cells(game: Env, metrics: Mapping[str, float]) -> list[str]:

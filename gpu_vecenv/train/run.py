@@ -219,9 +219,10 @@ def _train(
         for one in runs:
             if one.error is None and not one.saved:
                 one.save(compare=not one.active or (save_due and one.selection.due()))
-        if not stopped and stop_signal() == 0:
-            return 0
-        return 128 + stop_signal() if stop_signal() else 1  # 1: another process was stopped
+    # After the handlers are gone: a signal that came before that, however late, has stopped the run.
+    if not stopped and stop_signal() == 0:
+        return 0
+    return 128 + stop_signal() if stop_signal() else 1  # 1: another process was stopped
 
 
 def _progress(active: Sequence[Run], results: Sequence[Mapping[str, Any] | NonFiniteError]) -> tuple[float, str]:
@@ -262,8 +263,10 @@ def _stop_signal(when: str | None) -> Iterator[Callable[[], int]]:
             with contextlib.suppress(OSError):
                 os.write(2, text.encode())  # Python's streams refuse a print within another, which this may be
 
-    before: dict[int, Any] = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
+        for number in before:
+            signal.signal(number, handle)
         yield lambda: received[0]
     finally:
         for number, handler in before.items():
@@ -299,9 +302,14 @@ def _print_evaluations(console: Console, one: Run, seeds: int = 1) -> None:
     pairings, episodes = one.pairings()
     matches, times = len(pairings) - 2, f"{counted(seeds, 'seed')} x " * (seeds > 1)
     against = f", {matches} against fixed opponents" * (matches > 0)
-    few = "" if one.config.episodes or episodes == EPISODES else f" ({EPISODES:,} each after a longer training)"
+    few = f", few, as the training is short ({EPISODES:,} each after a longer one)" if _few(one, episodes) else ""
     number = f"{times}{len(pairings)} x {counted(episodes, 'episode')}"
     _print_line(console, f"evaluating {number}{few}: all random{against}, all trained")
+
+
+def _few(one: Run, episodes: int) -> bool:
+    """Whether the evaluations after training have fewer episodes than after a longer one."""
+    return one.config.episodes is None and episodes < EPISODES
 
 
 def _write_results(one: Run, console: Console) -> None:
@@ -344,13 +352,21 @@ def _write_results_of_seeds(runs: Sequence[Run], folder: Path, console: Console)
 
 def _print_files(console: Console, folder: Path, drawn: bool, files: Mapping[str, str], to_watch: Run) -> None:
     curve = str(folder / CURVE_FILE) if drawn else 'not drawn: matplotlib is missing (pip install "gpu_vecenv[train]")'
-    source = f"{to_watch.folder}{':0' if to_watch.trainer.populations else ''}"
-    watch = ["gpu-vecenv", "replay", "record", source]
-    argument = game_argument(type(to_watch.trainer.env.game))
-    if argument is not None and not (to_watch.folder / SETTINGS).is_file():  # settings name the file
-        watch += ["--game", argument]
-    for label, value in {"learning curve": curve, **files, "to watch it": shlex.join(watch)}.items():
+    lines = {"learning curve": curve, **files}
+    if _few(to_watch, to_watch.pairings()[1]):
+        lines["more episodes"] = _command_of_run(to_watch, "evaluate", "--episodes", str(EPISODES))
+    lines["to watch it"] = _command_of_run(to_watch, "replay record")
+    for label, value in lines.items():
         _print_line(console, f"{label:15} {value}")
+
+
+def _command_of_run(one: Run, command: str, *options: str) -> str:
+    """A command line for a run, with the file of its game unless its settings name it."""
+    source = f"{one.folder}{':0' if one.trainer.populations else ''}"
+    argument = game_argument(type(one.trainer.env.game))
+    if argument is not None and not (one.folder / SETTINGS).is_file():
+        options = (*options, "--game", argument)
+    return f"gpu-vecenv {command} {shlex.join([source, *options])}"
 
 
 def _console(world: World) -> Console:

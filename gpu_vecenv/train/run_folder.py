@@ -28,9 +28,11 @@ from gpu_vecenv.train.fixed_opponents import INITIAL, KINDS, FixedOpponents, par
 from gpu_vecenv.train.logger import RunLog
 from gpu_vecenv.train.plots import plot_runs
 from gpu_vecenv.train.selection import Selection, SelectionState
+from gpu_vecenv.train.stored_config import readable_config
 from gpu_vecenv.train.trainer import Trainer
 
 CURVE_FILE = "learning_curve.png"
+CONFIG = "config.json"  # the game, hyper-parameters and sizes, to be read by people: checkpoints have them too
 SETTINGS = "settings.json"  # what the command line was given that is neither the game's nor the policies'
 SEEDS_FILE = "seeds.json"  # in the folder of several runs: their seeds
 LOCK_FILE = ".lock"  # locked by the process that trains in the folder; the file itself stays and means nothing
@@ -119,6 +121,8 @@ class Run:
                 (self.folder / SEEDS_FILE).unlink(missing_ok=True)  # of runs that were stopped before any checkpoint
                 if settings is not None:
                     replace_file(self.folder / SETTINGS, json.dumps(settings, indent=1).encode())
+        if world.rank == 0:
+            write_json(self.folder / CONFIG, readable_config(self.trainer.state()[1]))
         world.barrier()
         self.checkpoints.clean()
         if not resume:

@@ -13,6 +13,8 @@ from gpu_vecenv.train.algorithms import ALGORITHMS
 from gpu_vecenv.train.learner_config import LearnerConfig
 from gpu_vecenv.train.ppo import PPOConfig
 
+OF_ONE_CHECKPOINT = ("first_env_index", "iteration", "made_with", "progress", "rank")  # keys that differ within a run
+
 
 def with_defaults(manifest: Mapping[str, Any], source: str) -> dict[str, Any]:
     """A checkpoint's manifest whose configurations have the defaults of options that they lack, and the game's too.
@@ -64,6 +66,27 @@ def stored_configs(manifest: Mapping[str, Any], source: str) -> dict[str, Learne
         name: _config(f"{source}: policy {name!r}", manifest["algorithms"].get(name), values)
         for name, values in policies.items()
     }
+
+
+def readable_config(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run is configured with, for people to read.
+
+    Args:
+        manifest: Of a trainer, as ``with_defaults`` returns it.
+
+    Returns:
+        Its game, sizes and options. "num_envs" are those of all processes; "policies" have what differs from "config"
+        alone.
+    """
+    found = {key: value for key, value in manifest.items() if key not in OF_ONE_CHECKPOINT}
+    if "num_envs" in found:  # exported policies have none
+        found["num_envs"] *= found.pop("world_size", 1)
+    common = found.get("config", {})
+    found["policies"] = {
+        name: {key: value for key, value in own.items() if key not in common or value != common[key]}
+        for name, own in found["policies"].items()
+    }
+    return found
 
 
 def _config(what: str, algorithm: Any, values: Any) -> LearnerConfig:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import gymnasium
 import numpy as np
@@ -13,6 +13,7 @@ from gymnasium.spaces import MultiDiscrete, Space
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from gpu_vecenv.absent import OF_GYMNASIUM_VECTOR_ENV, absent_attribute
 from gpu_vecenv.declare.arguments import check_choice, check_flag
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.declare.spaces import with_zero
@@ -223,6 +224,11 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
             self._host = self._host_masks = None
             if self._viewer is not None:
                 self._viewer.close()
+
+    if not TYPE_CHECKING:  # type checkers report unknown attributes of classes without this method
+
+        def __getattr__(self, name: str) -> NoReturn:
+            absent_attribute(self, name, OF_GYMNASIUM_VECTOR_ENV)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return construct, (type(self), self._arguments), {"spec": self.spec}

@@ -96,7 +96,7 @@ MISTAKES = {
     "write after a read": (
         "        s.place[i][1] = s.place[i][0];\n",
         "        s.place[i][1] = (float)s.goal[0];\n    }\n    ONCE s.goal[0] = 1;\n    FOR_AGENTS (i) {\n",
-        r"G06: step: index 0 of the loop at walkers\.cu:11 writes s\.goal\[0\] of environment 0, which agent walker_2 "
+        r"G06: step: ONCE at walkers\.cu:11 writes s\.goal\[0\] of environment 0, which agent walker_2 "
         r"in the loop at walkers\.cu:8 read: put group_sync\(\) between the two \(in step 1\)",
     ),
     "write after a write": (
@@ -120,12 +120,24 @@ MISTAKES = {
     "read by every thread": (
         "//",
         "group_sync(); ONCE io.scratch->heading[1] = 1; if (io.scratch->heading[1] > 2) return;",
-        rf"G06: step: the code after walkers\.cu:{MISTAKE_LINE}, .*, reads io\.scratch->heading\[1\], which index 0",
+        rf"G06: step: the code after walkers\.cu:{MISTAKE_LINE}, .*, reads io\.scratch->heading\[1\], which ONCE at",
+    ),
+    "range of some agents": (
+        "//",
+        "group_sync(); FOR_RANGE (w, math::min(NUM_AGENTS, 2)) io.scratch->spare = w;",
+        rf"G06: step: w = 1 in FOR_RANGE \(w, math::min\(NUM_AGENTS, 2\)\) at walkers\.cu:{MISTAKE_LINE} writes "
+        rf"io\.scratch->spare, which w = 0 in FOR_RANGE \(w, .* at walkers\.cu:{MISTAKE_LINE} wrote: let one thread",
+    ),
+    "loop over observations": (
+        "//",
+        "group_sync(); FOR_OBS (i, k) io.scratch->spare = k;",
+        rf"G06: step: agent walker_0, k = 1, in FOR_OBS at walkers\.cu:{MISTAKE_LINE} writes io\.scratch->spare, which "
+        rf"agent walker_0, k = 0, in FOR_OBS",
     ),
     "atomic and plain": (
         "//",
         "ONCE io.scratch->spare = 0; FOR_AGENTS (i) atomic_add(&io.scratch->spare, 1);",
-        rf"G06: step: atomic_add in the loop at walkers\.cu:{MISTAKE_LINE} writes io\.scratch->spare, which index 0",
+        rf"G06: step: atomic_add in the loop at walkers\.cu:{MISTAKE_LINE} writes io\.scratch->spare, which ONCE at",
     ),
     "sync in a loop": (
         "//",

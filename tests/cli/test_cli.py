@@ -8,6 +8,7 @@ import math
 import os
 import re
 import shutil
+import signal
 import sys
 from pathlib import Path
 from typing import get_args
@@ -227,6 +228,25 @@ def test_show_takes_the_games_options(command):
     assert both == [generate_header(configure("tag_continuous", num_neighbors=value).layout) for value in ("all", 3)]
 
 
+def test_a_run_has_its_configuration_as_a_file_and_show_prints_it(command, trained):
+    found = json.loads((trained / "config.json").read_text())
+    assert (found["game"], found["seed"], found["num_envs"]) == ("tag_gridworld", 3, 4)
+    assert (found["config"]["total_steps"], found["config"]["learning_rate"]) == (144, 0.03)
+    for run in (trained, trained / "checkpoints" / "initial.safetensors"):
+        code, output, errors = command("show", str(run))
+        assert (code, errors, json.loads(output)) == (0, [], found)
+
+
+def test_an_interrupt_ends_commands_where_a_shell_ignored_it(command):
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in the background of a script
+    try:
+        assert command("list")[0] == 0
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_doctor_says_what_is_there(command):
     code, output, errors = command("doctor")
     assert code in (0, 1) and errors == []
@@ -315,7 +335,7 @@ def test_train_leaves_curve_checkpoint_metrics_and_evaluation(game, options, com
     for name in (*files, "checkpoints/iteration-00000009.safetensors"):
         assert f"here/run/{name}" in output
     assert re.search(r"^to watch it +gpu-vecenv replay record here/run$", output, re.MULTILINE)
-    assert set(os.listdir(folder)) == {*files, "settings.json", "checkpoints", "tensorboard", ".lock"}
+    assert set(os.listdir(folder)) == {*files, "config.json", "settings.json", "checkpoints", "tensorboard", ".lock"}
     assert sorted(os.listdir(folder / "checkpoints")) == [
         "best.safetensors",
         "initial.safetensors",

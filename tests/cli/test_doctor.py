@@ -1,5 +1,6 @@
 """doctor and install, with compilers, nvidia-smi and pip replaced by small programs on PATH."""
 
+import dataclasses
 import os
 import re
 import subprocess
@@ -92,7 +93,9 @@ def test_the_compiler_of_pages_is_reported(programs, monkeypatch):
     assert re.search(r"\d+\.\d+", doctor.examine().ziglang.found)
     monkeypatch.setitem(sys.modules, "ziglang", None)
     missing = doctor.examine()
-    assert re.search(r"^ziglang +missing: gpu-vecenv web .* -m pip install ziglang$", doctor.report(missing), re.M)
+    assert re.search(r"^ziglang +missing: gpu-vecenv web and train --watch need it$", doctor.report(missing), re.M)
+    (todo,) = [line for line in doctor.recommendations(missing) if "ziglang" in line]
+    assert re.fullmatch(r"Install .* -m pip install ziglang", todo)
 
 
 def test_nvcc_is_found_in_the_toolkit_too(programs, tmp_path, monkeypatch):
@@ -132,8 +135,12 @@ def test_advice_names_the_missing_pieces():
     assert "ziglang" in todo
     found, torch = Finding("found"), Torch("2.13.0", "12.8")
     launches = {"pycuda": "no context", "cuda_core": "works"}
-    diagnosis = Diagnosis(torch, H200, found, found, pycuda=found, launches=launches)
+    diagnosis = Diagnosis(torch, H200, found, found, pycuda=found, ziglang=found, launches=launches)
     assert doctor.recommendations(diagnosis) == []
+    without_zig = dataclasses.replace(diagnosis, ziglang=Finding(problem="not installed"))
+    assert ["compiler of pages" in line for line in doctor.recommendations(without_zig)] == [True]
+    without_both = dataclasses.replace(without_zig, compiler=Finding(problem="none"))
+    assert ["ziglang" in line for line in doctor.recommendations(without_both)] == [True], "one package for both"
     del launches["cuda_core"]
     assert "No CUDA driver" in doctor.recommendations(diagnosis)[0]
     assert "whl/cpu" in doctor.recommendations(Diagnosis(Torch(problem="No module named 'torch'")))[0]

@@ -1,6 +1,7 @@
 """Each next step that a command prints is run as printed, for a bundled game and for one of one's own."""
 
 import contextlib
+import dataclasses
 import os
 import re
 import shlex
@@ -15,6 +16,7 @@ import pytest
 from gpu_vecenv.cli.game_files import GameFileNeededError, load_game_of_run
 from gpu_vecenv.cli.main import main
 from gpu_vecenv.envs.registry import GAMES
+from gpu_vecenv.watch.replay_file import Replay
 
 TINY = "--num-envs 4 --num-steps 4 --num-minibatches 2 --num-epochs 1 --hidden-sizes 8 --device cpu".split()
 SHORT = [*TINY, *"--total-steps 16 --episodes 2 --best-episodes 0 --max-steps 9".split()]
@@ -158,9 +160,29 @@ def test_damaged_settings_are_refused(text, printed, tmp_path):
         load_game_of_run(tmp_path)
 
 
-def test_a_replay_of_an_unregistered_game_asks_for_its_file(printed, place, capsys):
-    code, output, errors = run(capsys, "replay", "html", "replays")
+def test_a_replay_whose_game_has_changed_is_played_by_the_printed_command_alone(printed, place, capsys):
+    # With a configuration of its own: processes that test at the same time share the cache folder.
+    record = "replay record games/acorn.py --length 31 --device cpu --out own".split()
+    assert run(capsys, *record)[0] == 0
+    path = place / "games/acorn.py"
+    before = path.read_text()
+    path.write_text(before + "\n")
+    try:
+        code, output, errors = run(capsys, "replay", "play", "own")
+        assert (code, output) == (2, "") and "acorn.py has changed since" in errors and "acorn" not in sys.modules
+        (command,) = HINT.findall(errors)
+        assert run(capsys, *shlex.split(command)[1:])[0] == 0
+    finally:
+        path.write_text(before)
+
+
+def test_a_replay_from_elsewhere_asks_for_the_file_of_its_game(printed, place, capsys, tmp_path):
+    (recorded,) = place.glob("replays/acorn-*.replay")
+    path = tmp_path / "other.replay"
+    dataclasses.replace(Replay.load(recorded), sources="0" * 64).save(path)  # of rules that never ran here
+    code, output, errors = run(capsys, "replay", "html", str(path))
     assert (code, output) == (2, "") and errors.endswith("declares it, --game my_game.py\n") and len(errors) < 300
+    assert "acorn" not in sys.modules
 
 
 def test_without_the_compiler_of_pages_the_hint_says_what_to_install(place, capsys, monkeypatch):

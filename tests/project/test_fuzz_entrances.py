@@ -484,6 +484,7 @@ SMALL = "--num-envs 4 --num-steps 4 --num-minibatches 1 --hidden-sizes 8 --total
 LINES = {  # of each command one that ends within a second
     "list": "list",
     "show": "show tag_gridworld",
+    "show a run": "show run",
     "new": "new my_game",
     "check": "check tag_gridworld --steps 10 --num-envs 2 --checks K01 --device cpu",
     "check an id": "check CartPole-v1 --steps 10 --checks K01",

@@ -314,6 +314,7 @@ def test_only_the_first_process_writes_metrics(alone):
     left = {
         ".lock",
         "checkpoints",
+        "config.json",
         "evaluation.json",
         "evaluations.csv",
         "learning_curve.png",

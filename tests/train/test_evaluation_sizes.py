@@ -21,10 +21,9 @@ GRID = ["train", "tag_gridworld", "--grid", "4", *TINY]
 @pytest.mark.parametrize(
     ("max_steps", "total_steps", "episodes"),
     [
-        (100, 16, 1000),  # 8 x 1000 episodes of 100 steps of 5 agents are 4 million agent-steps
-        (1000, 16, 100),
-        (100_000, 16, 10),  # never fewer
-        (1000, 4_800_000, 200),  # a third of the training
+        (100, 16, 25),  # 8 x 25 episodes of 100 steps of 5 agents are 100,000 agent-steps
+        (1000, 16, 10),  # never fewer
+        (100, 400_000, 50),  # a tenth of the training
         (1000, 10**9, 1000),
     ],
 )
@@ -68,18 +67,23 @@ def test_a_run_says_what_it_evaluates_and_keeps_the_number_of_its_checkpoints(tm
     monkeypatch.chdir(tmp_path)
     options = "--max-steps 100000 --total-steps 16 --best-episodes 2 --out run"
     assert main([*GRID, *options.split(), "--episodes", "3", "--max-steps", "9"]) == 0
-    assert "evaluating 8 x 3 episodes: all random, 6 against fixed opponents, all trained\n" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "evaluating 8 x 3 episodes: all random, 6 against fixed opponents, all trained\n" in said
+    assert "more episodes" not in said
     monkeypatch.setattr(evaluation_sizes, "AGENT_STEPS", 8000)
     env = gpu_vecenv.make("tag_gridworld", 4, "cpu", max_steps=20, grid=4, autoreset_mode="next_step")
     trainer = Trainer(env, PPOConfig(total_steps=16, num_steps=4, hidden_sizes=(8,), num_minibatches=1))
     assert run(trainer, tmp_path / "short", RunConfig(best_episodes=0, eval_opponents=())) == 0
     said = capsys.readouterr().out
-    assert "evaluating 2 x 40 episodes (1,000 each after a longer training): all random, all trained\n" in said
+    assert (
+        "evaluating 2 x 40 episodes, few, as the training is short (1,000 each after a longer one): all random" in said
+    )
+    assert f"more episodes   gpu-vecenv evaluate {tmp_path / 'short'} --episodes 1000\n" in said
     assert json.loads((tmp_path / "short/evaluation.json").read_text())["all trained"]["episodes"] == 40
 
 
 def test_settings_have_the_number_of_episodes_that_compares_checkpoints(tmp_path, capsys):
     assert main([*GRID, "--max-steps", "5000", "--total-steps", "16", "--episodes", "1", "--out", str(tmp_path)]) == 0
     kept = json.loads((tmp_path / "settings.json").read_text())["run"]
-    assert (kept["episodes"], kept["best_episodes"]) == (1, 20)
+    assert (kept["episodes"], kept["best_episodes"]) == (1, 10)
     capsys.readouterr()

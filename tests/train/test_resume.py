@@ -163,6 +163,27 @@ def test_a_signal_saves_a_checkpoint_and_prints_how_to_resume(number, code, comm
     assert differences(alone, tmp_path / "run") == []
 
 
+def test_a_signal_after_the_last_iteration_is_not_lost(tmp_path, capfd):
+    """It arrives after all have looked for one, as the handlers are about to be removed."""
+    trainer = Trainer(gpu_vecenv.make("cartpole", 4, "cpu", max_steps=7, autoreset_mode="next_step"), SHORT)
+    entered = 0
+
+    def send(frame, event, argument):
+        nonlocal entered
+        if event == "call" and frame.f_code.co_name == "_stop_signal":
+            entered += 1
+            if entered == 2:  # at the end of its block
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    sys.setprofile(send)
+    try:
+        code = run(trainer, tmp_path, RunConfig(episodes=4, best_episodes=0))
+    finally:
+        sys.setprofile(None)
+    assert (entered, code) == (2, 143) and "SIGTERM: saved" in capfd.readouterr().out
+    assert trainer.iteration == saved(tmp_path) == 1 and not (tmp_path / "evaluation.json").exists()
+
+
 def cpu_seconds(pid):
     """Of work that a process has done: however busy the machine, it has come past its signals."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -477,7 +498,14 @@ def test_no_symbolic_link_in_a_run_folder_is_followed(command, tmp_path):
     run, other = tmp_path / "run", tmp_path / "other"
     run.mkdir()
     other.mkdir()
-    for name in ("metrics.csv", "evaluations.csv", "evaluation.json", "learning_curve.png", "settings.json"):
+    for name in (
+        "metrics.csv",
+        "evaluations.csv",
+        "evaluation.json",
+        "learning_curve.png",
+        "settings.json",
+        "config.json",
+    ):
         (other / name).write_text("of somebody else")
         (run / name).symlink_to(other / name)
     (run / "tensorboard").symlink_to(other, target_is_directory=True)

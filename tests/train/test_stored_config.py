@@ -11,7 +11,7 @@ import gpu_vecenv
 from gpu_vecenv import PPOConfig, Trainer, load_policy
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.checkpoint import FORMAT, load_checkpoint, save_checkpoint
-from gpu_vecenv.train.stored_config import with_defaults
+from gpu_vecenv.train.stored_config import readable_config, with_defaults
 
 # Those of PPOConfig when the format of checkpoints was 4 for the first time.
 OLD_OPTIONS = set(
@@ -128,3 +128,13 @@ def test_a_run_with_unknown_options_is_not_resumed(command, device, tmp_path):
     code, _, errors = command("train", "--resume", tmp_path / "run", "--total-steps", 32)
     assert code == 2 and len(errors) == 1
     assert "unknown configuration keys ['of_tomorrow']; it was made with {" in errors[0]
+
+
+def test_a_readable_configuration_has_what_differs_between_policies():
+    config = dataclasses.asdict(SMALL)
+    policies = {"tagger": config, "runner": {**config, "gamma": 0.9}}
+    manifest = {"game": "tag_gridworld", "config": config, "policies": policies, "num_envs": 3, "world_size": 2}
+    kept = {"game": "tag_gridworld", "config": config, "policies": {"tagger": {}, "runner": {"gamma": 0.9}}}
+    assert readable_config({**manifest, "iteration": 4, "made_with": {}}) == {**kept, "num_envs": 6}
+    exported = {"game": "tag_gridworld", "policies": policies}
+    assert readable_config(exported) == exported, "without a trainer's configuration"

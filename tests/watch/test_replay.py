@@ -691,7 +691,7 @@ def test_the_commands_record_play_show_and_html(command, tmp_path):
     )
     for files in ("kept", "kept/cartpole-11-0.replay kept/cartpole-11-1.replay"):
         code, output, errors = command(f"play {files} --device cpu")
-        assert (code, errors) == (0, []) and len(re.findall(r"│ identical +│", output)) == 2 and one.digest in output
+        assert (code, errors) == (0, []) and len(re.findall(r"  identical  ", output)) == 2 and one.digest in output
     code, output, errors = command("show kept/cartpole-11-1.replay")
     assert (code, errors) == (0, [])
     for line in (
@@ -717,8 +717,8 @@ def test_a_mismatch_fails_and_the_other_files_are_still_played(command, tmp_path
     assert errors[0].startswith(
         "gpu-vecenv: [red]bad.replay: replay of cartpole, seed 11, environment 1: not bitwise equal on cpu"
     )
-    rows = {row.split()[1]: row for row in output.splitlines() if ".replay" in row}
-    assert "│ identical   " in rows["good.replay"] and "DIFFERENT" in rows["[red]bad.replay"]
+    rows = {row.split()[0]: row for row in output.splitlines() if ".replay" in row}
+    assert "  identical   " in rows["good.replay"] and "DIFFERENT" in rows["[red]bad.replay"]
     assert "identical, although the game's source has changed" in rows["old.replay"]
     assert command("html [red]bad.replay --device cpu")[0] == 2 and not (tmp_path / "replays.html").exists()
 
@@ -738,7 +738,7 @@ def test_a_run_is_recorded(command, tmp_path):
     assert Replay.load(tmp_path / "kept" / "tag_continuous-2-0.replay").digest == expected[0]
 
 
-def test_a_file_that_declares_a_game_is_named(command, tmp_path, monkeypatch):
+def test_the_file_that_declares_a_recorded_game_is_found_or_named(command, tmp_path, monkeypatch):
     known = dict(GAMES)
     monkeypatch.setattr(sys, "path", [*sys.path])
     for suffix in (".py", ".cu"):
@@ -747,13 +747,18 @@ def test_a_file_that_declares_a_game_is_named(command, tmp_path, monkeypatch):
         code, _, errors = command("record my_crew.py --device cpu --num-helpers 2")
         assert (code, errors) == (0, [])
         GAMES.pop("crew")
+        assert command("play replays --device cpu")[::2] == (0, []) and "crew" in GAMES
+        GAMES.pop("crew")
+        (tmp_path / "my_crew.py").rename(tmp_path / "moved.py")
         code, _, errors = command("play replays --device cpu")
-        assert code == 2 and "--game my_game.py" in errors[0]
-        assert command("play replays --device cpu --game my_crew.py")[0] == 0
+        assert code == 2 and "my_crew.py is missing" in errors[0] and errors[0].endswith("cpu --game my_crew.py")
+        (tmp_path / "my_crew.cu").rename(tmp_path / "moved.cu")
+        assert command("play replays --device cpu --game moved.py")[0] == 0
     finally:
         GAMES.clear()
         GAMES.update(known)
-        sys.modules.pop("my_crew", None)
+        for name in ("my_crew", "moved"):
+            sys.modules.pop(name, None)
 
 
 def test_help_lists_the_commands_and_their_options(command):

@@ -1,0 +1,84 @@
+"""Names of Gymnasium, PettingZoo and WarpDrive that are looked for on what has none of them, and what to use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NoReturn
+
+_VIEW = "gpu_vecenv.GymnasiumVectorEnv, Gymnasium's view of a game, has it"
+_OBJECTS = "environments are rows of tensors, not objects: {0}.state[name] is a field of all of them, to read and write"
+_SYNCHRONOUS = "step and reset return without waiting for the device"
+_PARALLEL = (
+    "gpu_vecenv.parallel_env and batched_parallel_env, PettingZoo's views, have it; env.layout.agent_names has all"
+)
+
+_OBJECT_METHODS = dict.fromkeys(("call", "envs", "env_fns", "get_attr", "set_attr"), _OBJECTS)
+_ASYNCHRONOUS = dict.fromkeys(
+    ("call_async", "call_wait", "reset_async", "reset_wait", "step_async", "step_wait"), _SYNCHRONOUS
+)
+
+OF_VEC_ENV = {
+    **dict.fromkeys(("metadata", "np_random", "np_random_seed", "render_mode", "spec"), _VIEW),
+    **dict.fromkeys(
+        ("observation_space", "single_observation_space"), f"{_VIEW}; env.game.layout.observation has those of roles"
+    ),
+    **dict.fromkeys(("action_space", "single_action_space"), f"{_VIEW}; env.game.layout.action has those of roles"),
+    **{name: text.format("env") for name, text in _OBJECT_METHODS.items()},
+    **_ASYNCHRONOUS,
+    "unwrapped": "a VecEnv has no wrappers: use it as it is",
+    "render": f'{_VIEW}, with render_mode="rgb_array" or "human"; gpu_vecenv.rollout records an episode',
+    "agents": _PARALLEL,
+    "possible_agents": _PARALLEL,
+    # WarpDrive's EnvWrapper
+    "step_all_envs": "use env.step(actions)",
+    "reset_all_envs": "use env.reset()",
+    "reset_only_done_envs": "step resets those that have ended, see autoreset_mode; env.reset(mask=…) resets some",
+    "cuda_data_manager": "use env.data",
+    "cuda_function_manager": "use env.functions",
+    "n_agents": "use env.num_agents",
+    "n_envs": "use env.num_envs",
+}
+OF_GYMNASIUM_VECTOR_ENV = {
+    **{name: text.format("view.vec_env") for name, text in _OBJECT_METHODS.items()},
+    **_ASYNCHRONOUS,
+    "seed": "reset(seed=…) seeds all environments",
+}
+OF_PACKAGE = {
+    "make_vec": 'use gpu_vecenv.make("tag_gridworld", num_envs=…), or gymnasium.make_vec("gpu_vecenv/TagGridworld-v0")',
+    "VectorEnv": "use gpu_vecenv.GymnasiumVectorEnv, or VecEnv, the engine's own interface",
+    # WarpDrive
+    "EnvWrapper": "use gpu_vecenv.make(…), which returns a VecEnv",
+    "EnvironmentRegistrar": "use gpu_vecenv.register",
+    "EnvironmentCPUvsGPU": "one source runs on both; gpu_vecenv.check_vector_env and gpu-vecenv check test a game",
+    "TrainerA2C": "use gpu_vecenv.Trainer(env, gpu_vecenv.PPOConfig.a2c())",
+    "TrainerPPO": "use gpu_vecenv.Trainer(env, gpu_vecenv.PPOConfig())",
+    "DataFeed": "use env.data.push(name, array)",
+    **dict.fromkeys(("CUDADataManager", "PyCUDADataManager"), "use gpu_vecenv.DataManager, as env.data"),
+    **dict.fromkeys(
+        ("CUDAFunctionManager", "PyCUDAFunctionManager"), "use gpu_vecenv.FunctionManager, as env.functions"
+    ),
+    **dict.fromkeys(("CUDASampler", "PyCUDASampler"), "use gpu_vecenv.Sampler(env)"),
+}
+
+
+def of_package(name: str) -> NoReturn:
+    """``gpu_vecenv.__getattr__``: raise the AttributeError of a name that the package does not have."""
+    place = f": {OF_PACKAGE[name]}" if name in OF_PACKAGE else ""
+    raise AttributeError(f"module 'gpu_vecenv' has no attribute {name!r}{place}")
+
+
+def absent_attribute(owner: object, name: str, known: Mapping[str, str]) -> NoReturn:
+    """Raise the AttributeError of an attribute that is absent; for ``__getattr__``.
+
+    Args:
+        owner: An instance of the class without it.
+        name: The attribute.
+        known: Name -> what to use in its place.
+
+    Raises:
+        AttributeError: Python's own, or that of the property that led here, for other names.
+    """
+    if name in known:
+        raise AttributeError(f"{type(owner).__name__!r} object has no attribute {name!r}: {known[name]}")
+    object.__getattribute__(owner, name)
+    raise AssertionError(name)
