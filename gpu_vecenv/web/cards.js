@@ -33,7 +33,7 @@ class Cards {
   }
 
   #parameters() {
-    const { page, simulation } = this;
+    const { page } = this;
     const { parameters, scalars } = this.content;
     $("parameters-card").hidden = parameters.length + scalars.length === 0;
     for (const { name, low, high, value } of parameters) {
@@ -49,12 +49,23 @@ class Cards {
     }
     for (const { name, value } of scalars) {
       const input = element("input", { type: "number", id: `parameter-${name}`, step: "any", value });
-      const field = simulation.env.state[name];
       input.addEventListener("change", () => {
-        page.edit(name, [field instanceof BigInt64Array ? BigInt(Math.round(Number(input.value))) : Number(input.value)]);
+        delete page.chosen[name];
+        page.edit(name, [this.#scalar(name, input.value)]);
       });
       $("parameters").append(element("label", { htmlFor: input.id, textContent: name.replaceAll("_", " ") }), input, element("output"));
     }
+  }
+
+  // What a field of one number holds for a number, or for the text of one.
+  #scalar(name, value) {
+    return this.simulation.env.state[name] instanceof BigInt64Array ? BigInt(Math.round(Number(value))) : Number(value);
+  }
+
+  // Gives a field of one number that all environments share a value, from the next episode on.
+  share(name, value) {
+    $(`parameter-${name}`).value = Number(value);
+    this.page.chosen[name] = this.#scalar(name, value);
   }
 
   #facts() {

@@ -149,9 +149,8 @@ def _content(
             if each.low < each.high
         ],
         "scalars": [
-            {"name": field.name, "value": np.asarray({**game.arrays(), **arrays}[field.name]).item()}
-            for field in layout.fields
-            if field.shared and field.shape == ()
+            {"name": name, "value": np.asarray({**game.arrays(), **arrays}[name]).item()}
+            for name in shared_scalars(game)
         ],
         "policies": policies_json(policies),
         "replay": None if replay is None else _replay(game, config, replay),
@@ -161,6 +160,11 @@ def _content(
         "shared": module.shared,
         "wasm": base64.b64encode(module.wasm).decode(),
     }
+
+
+def shared_scalars(game: Env) -> list[str]:
+    """Fields of one number that all environments share: a reader of the page, or a curriculum, may change them."""
+    return [field.name for field in game.layout.fields if field.shared and field.shape == ()]
 
 
 def _has_noop(game: Env, role: str) -> bool:

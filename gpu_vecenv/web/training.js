@@ -45,6 +45,7 @@ class Metrics {
 class TrainingCard {
   constructor(page) {
     Object.assign(this, { page, metrics: new Metrics(), known: "", ended: false });
+    this.scalars = Object.fromEntries(page.content.scalars.map(({ name, value }) => [name, value])); // of training
     this.progress = element("p", { className: "note", textContent: "waiting for the first iteration" });
     this.progress.setAttribute("role", "status");
     this.curves = element("div", { className: "curves" });
@@ -68,8 +69,10 @@ class TrainingCard {
     const response = await fetch(`policies?after=${this.known}`);
     if (!response.ok) throw new Error(response.statusText);
     if (response.status === 204) return;
-    const { iteration, num_iterations, phase, policies } = await response.json();
+    const { iteration, num_iterations, phase, scalars, policies } = await response.json();
     for (const [k, policy] of this.page.simulation.policies.entries()) policy.load(policies[k]);
+    for (const [name, value] of Object.entries(scalars)) if (value !== this.scalars[name]) this.page.cards.share(name, value);
+    this.scalars = scalars;
     this.known = `${iteration}-${phase}`;
     this.ended = phase === "ended";
     const whole = num_iterations.toLocaleString("en");

@@ -15,7 +15,7 @@ from types import TracebackType
 
 from gpu_vecenv.train.plots import METRICS_FILE
 from gpu_vecenv.train.trainer import Trainer
-from gpu_vecenv.web.page import training_page
+from gpu_vecenv.web.page import shared_scalars, training_page
 from gpu_vecenv.web.policies import policies_json
 
 ADDRESS = "127.0.0.1"
@@ -34,10 +34,11 @@ HEADERS = {
 class TrainingServer:
     """Serves the page of a trainer's game on 127.0.0.1, at a port that the system chooses; a context manager.
 
-    The page plays the game in the browser, asks for newer policies and draws the rows of ``metrics.csv``. Requests are
-    answered by threads of their own, from copies: policies are copied by ``update``, which the training thread calls
-    between iterations, only if a page asked for them, and for at most a hundredth of the time. Who does not have the
-    token in the URL, or asks for another host, is refused.
+    The page plays the game in the browser, asks for newer policies and draws the rows of ``metrics.csv``. Numbers that
+    all environments share, which a curriculum may change, are those of training from the page's next episode on.
+    Requests are answered by threads of their own, from copies: policies are copied by ``update``, which the training
+    thread calls between iterations, only if a page asked for them, and for at most a hundredth of the time. Who does
+    not have the token in the URL, or asks for another host, is refused.
 
     Attributes:
         url: Of the page, with the token.
@@ -90,10 +91,11 @@ class TrainingServer:
         self._copied = self._copy("ended")
 
     def _copy(self, phase: str) -> tuple[int, str, bytes]:
-        """The iteration, whether training has ended, and both with the policies in JSON."""
-        trainer = self._trainer
+        """The iteration, whether training has ended, and both with shared numbers and the policies in JSON."""
+        trainer, state = self._trainer, self._trainer.env.state
         progress = {"iteration": trainer.iteration, "num_iterations": trainer.num_iterations, "phase": phase}
-        content = {**progress, "policies": policies_json(self._policies)}
+        scalars = {name: state[name].item() for name in shared_scalars(trainer.env.game)}
+        content = {**progress, "scalars": scalars, "policies": policies_json(self._policies)}
         return trainer.iteration, phase, json.dumps(content, separators=(",", ":")).encode()
 
     def _answer(self, host: str | None, target: str) -> tuple[HTTPStatus, str, bytes]:

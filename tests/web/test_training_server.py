@@ -18,6 +18,7 @@ from support.browser import ARGUMENTS, CHROMIUM, require_browser, sync_api
 from support.node import REQUIRED, require_node
 
 import gpu_vecenv
+from gpu_vecenv import Curriculum, PiecewiseLinear
 from gpu_vecenv.cli.main import main
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.run import run
@@ -149,6 +150,32 @@ def test_the_page_plays_newer_policies_and_draws_curves(server, tmp_path):
             .endswith(f"between {MINUS}2 and 1.5, now {MINUS}2")
         )
         assert logged == []
+
+
+def test_the_page_s_next_episode_has_the_numbers_that_a_curriculum_reached(tmp_path):
+    require_browser(REQUIRED)
+    env = gpu_vecenv.make("overcooked", num_envs=8, device="cpu", autoreset_mode="next_step")
+    config = PPOConfig(total_steps=8 * 8 * ITERATIONS, num_steps=8, hidden_sizes=(8,), num_minibatches=1)
+    fading = Curriculum(shared={"shaping_weight": PiecewiseLinear([(0, 1.0), (1, 0.0)])})
+    weight = "page.simulation.env.state.shaping_weight[0]"
+    with (
+        TrainingServer(Trainer(env, config, seed=3, curriculum=fading), tmp_path / "run") as one,
+        sync_api.sync_playwright() as playwright,
+    ):
+        tab = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS).new_page(reduced_motion="reduce")
+        tab.goto(one.url)
+        tab.wait_for_function("() => window.page?.training?.known === '0-training'")
+        train(one, tmp_path)
+        one.finish()
+        tab.wait_for_function(f"() => page.training.known === '{ITERATIONS}-ended'")
+        reached = env.state["shaping_weight"].item()
+        assert tab.evaluate(weight) == 1.0 != reached, "the episode that the page plays goes on"
+        tab.evaluate("page.restart()")
+        assert tab.evaluate(weight) == reached == float(tab.input_value("#parameter-shaping_weight"))
+        tab.fill("#parameter-shaping_weight", "0.75")
+        tab.press("#parameter-shaping_weight", "Enter")
+        tab.evaluate("page.restart()")
+        assert tab.evaluate(weight) == 0.75, "the reader's choice is kept"
 
 
 class Lines(io.StringIO):
