@@ -389,7 +389,7 @@ FORWARD = KernelSignature(
         Array("values", f32),
         Scalar("rows", i64),  # of a range
         Array("ranges", i64, const=True, shape=("num_ranges",)),  # numbers of those that are computed
-        Scalar("num_ranges", i64),
+        Scalar("num_ranges", i32),
         Scalar("range_stride", i64),  # elements from one range's parameters to the next one's
         Scalar("statistics_stride", i64),
     ),

@@ -460,7 +460,7 @@ def test_the_command_prints_the_measurements_and_the_path_of_the_result(kept, em
     assert [int(percent) for percent, _ in lines] == [100 * k // (len(shapes) + 4) for k in range(len(shapes) + 5)]
     assert [text for _, text in lines[:-5]] == list(map(str, shapes))
     path = tuning_path(CARTPOLE, 40, EMULATED)
-    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in output.splitlines() if line.startswith("│")]
+    rows = [re.split(r" {2,}", line.strip()) for line in output.splitlines() if line[:1].isdigit()]
     measured = {
         (GroupShape(int(threads_per_env), int(threads_per_block)), what): (float(us.replace(",", "")), note)
         for threads_per_env, threads_per_block, what, us, note in rows
