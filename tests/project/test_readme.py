@@ -168,7 +168,7 @@ def test_commands_run(command: str, made_before: Path, tmp_path: Path) -> None:
     if "onnx" in arguments:
         pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
     helps, resumes = "--help" in arguments, "--resume" in arguments
-    takes_runs = resumes or verb in ("crossplay", "evaluate", "exploit", "export", "plot", "replay", "web")
+    takes_runs = resumes or verb in ("crossplay", "evaluate", "exploit", "export", "plot", "replay", "show", "web")
     for old in re.findall(r"\bruns?/[\w-]+", " ".join(arguments)) if takes_runs else ():
         own = made_before / Path(old).name  # the run of a game that a page writes
         shutil.copytree(own if own.is_dir() else made_before / "run", tmp_path / old)
