@@ -57,10 +57,11 @@ class Snapshots:
         """Elements of this dtype from one actor's tensors to those of the next; 0 without any."""
         return self._acting[dtype].stride(0) if dtype in self._acting else 0
 
-    def parameters_of(self, number: int) -> torch.Tensor:
-        """The parameters of an actor, float32, one after the other, (n,)."""
+    @property
+    def first_parameters(self) -> torch.Tensor:
+        """The parameters of the first actor, float32, one after the other, (n,)."""
         count = sum(p.numel() for p in self.policy.parameters())
-        return self._acting["float32"][number, :count]
+        return self._acting["float32"][0, :count]
 
     def _actor(self, number: int) -> Policy:
         """A copy of the policy whose tensors are parts of a row."""

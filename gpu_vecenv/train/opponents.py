@@ -118,7 +118,7 @@ class Opponents:
         self.snapshots = {name: Snapshots(policy, slots, ranges.count) for name, policy in policies.items() if slots}
         # Of the actor of the first range; the others' weights follow.
         self._perceptrons = {
-            name: kind(snapshots.actors[0], rollout, precision, snapshots.parameters_of(0))
+            name: kind(snapshots.actors[0], rollout, precision, snapshots.first_parameters)
             for name, snapshots in self.snapshots.items()
             for kind in (PerceptronKernels, HostKernels)
             if type(kernels[name]) is kind
@@ -319,7 +319,7 @@ class Opponents:
         self._parameters.copy_(torch.where(mask, self._outputs, self._parameters))
 
     def _forward(self, snapshots: Snapshots, t: int) -> None:
-        """The forward passes of a policy's snapshots, in each range by one, into ``_outputs``."""
+        """The forward passes of a policy's snapshots into ``_outputs``: one launch, or torch for each range."""
         data, ranges, view, pool = self.rollout, self.ranges, snapshots.policy.view, self._pool
         states = self._states.get(view.name)
         if (launch := self._launches.get(view.name)) is not None:
