@@ -98,7 +98,7 @@ struct ObsScale {
             if constexpr (NORMALIZE_OBS)
                 x = math::clamp((x - mean[k]) / deviation[k], -OBS_CLIP, OBS_CLIP);
             else if constexpr (sizeof(Observation) == 1)
-                x = x / 255;
+                x = x / OBS_SCALE;
             row[k] = x;
         }
     }

@@ -121,7 +121,7 @@ HD void gather_inputs(const gather_inputs_Arguments& args) {
                     x[j] = (x[j] - scales[column + j]) / scales[INPUTS + column + j];
                     x[j] = math::clamp(x[j], -OBS_CLIP, OBS_CLIP);
                 } else if constexpr (sizeof(Observation) == 1) {
-                    x[j] = x[j] / 255;
+                    x[j] = x[j] / OBS_SCALE;
                 }
             }
             ((Pack*)args.inputs)[row * INPUT_PACKS + k % INPUT_PACKS] = packed(x);

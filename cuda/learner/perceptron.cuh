@@ -280,7 +280,7 @@ HD float input_of(Observation x, [[maybe_unused]] int column) {
         value = (value - obs_scales()[column]) / obs_scales()[layer_inputs(0) + column];
         value = math::clamp(value, -OBS_CLIP, OBS_CLIP);
     } else if constexpr (sizeof(Observation) == 1) {
-        value = value / 255;
+        value = value / OBS_SCALE;
     }
     return value;
 }

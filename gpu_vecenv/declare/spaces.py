@@ -39,6 +39,13 @@ class ObservationLayout:
         return next(iter(self.spaces.values())).dtype
 
     @property
+    def scale(self) -> float:
+        """What policies divide observations by: of uint8 the largest upper bound of all roles' spaces, of float32 1."""
+        if self.dtype != np.uint8:
+            return 1.0
+        return float(max(1, *(space.high.max() for space in self.spaces.values())))
+
+    @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Role name -> shape of its own observation."""
         return {role: space.shape for role, space in self.spaces.items()}

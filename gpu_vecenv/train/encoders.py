@@ -28,18 +28,8 @@ ENTITY_UNITS = 64  # of both layers of an entity's encoder
 HIDDEN_GAIN = 2**0.5  # of hidden layers, as in ActorCritic
 
 
-def flat(rows: torch.Tensor, axes: int) -> torch.Tensor:
-    """Rows (…, n) float32, of which uint8 is scaled to [0, 1], with their last axes as one."""
-    return unit_scaled(rows.flatten(rows.ndim - axes))
-
-
-def unit_scaled(obs: torch.Tensor) -> torch.Tensor:
-    """Observations in float32; uint8 is scaled to [0, 1]."""
-    return obs.float() / 255 if obs.dtype == torch.uint8 else obs
-
-
 class ImageEncoder(nn.Module):
-    """Convolutions with ReLU: images (…, height, width, channels), float32 or uint8, to features (…, size).
+    """Convolutions with ReLU: images (…, height, width, channels) to features (…, size).
 
     From 36 x 36 on these are three layers with kernels of 8, 4 and 3 and strides of 4, 2 and 1. Smaller images have
     three layers of 3 x 3 with padding, whose stride is 2 where their input is higher or wider than 8.
@@ -65,7 +55,7 @@ class ImageEncoder(nn.Module):
 
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
         """Images (…, height, width, channels) -> (…, size)."""
-        images = unit_scaled(obs.reshape(-1, *obs.shape[-3:])).movedim(-1, 1)  # without moving the channels in memory
+        images = obs.reshape(-1, *obs.shape[-3:]).movedim(-1, 1)  # without moving the channels in memory
         features: torch.Tensor = self.convolutions(images)
         return features.reshape(*obs.shape[:-3], self.size)
 
@@ -128,8 +118,7 @@ class PartsEncoder(nn.Module):
         self.size = len(own) + sum(2 * ENTITY_UNITS for _ in parts.entities)
 
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
-        """Observations (…, D), float32 or uint8 -> (…, size)."""
-        obs = unit_scaled(obs)
+        """Observations (…, D) -> (…, size)."""
         own = obs.index_select(-1, self.own_columns)
         return torch.cat([own, *(encoder(obs, own) for encoder in self.lists)], -1)
 

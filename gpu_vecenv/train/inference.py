@@ -9,9 +9,8 @@ from torch import nn
 
 from gpu_vecenv.train.central_critic import Tower
 from gpu_vecenv.train.distributions import masked, mean_draws, squashed
-from gpu_vecenv.train.encoders import flat
 from gpu_vecenv.train.game_policy import GamePolicy
-from gpu_vecenv.train.normalizers import OBS_CLIP
+from gpu_vecenv.train.normalizers import OBS_CLIP, unit_scaled
 from gpu_vecenv.train.policy import Policy
 from gpu_vecenv.train.recurrent import RecurrentTower
 
@@ -37,6 +36,7 @@ class _Inference(nn.Module):
             self.register_buffer("mean", mean)
             self.register_buffer("std", std)
         self.register_buffer("action_bounds", one.action_bounds.cpu())
+        self.obs_scale = one.obs_scale
         self.flattens, self.obs_axes = isinstance(one.network, Tower | RecurrentTower), len(one.view.obs_shape)
         self.continuous, self.squash = one.view.continuous, one.squash
         self.head_sizes, self.has_heads = list(one.view.head_sizes), bool(policy.game.layout.action.shape)
@@ -45,7 +45,9 @@ class _Inference(nn.Module):
         """What the network gets."""
         if self.normalizes:
             obs = ((obs - self.mean) / self.std).clamp(-OBS_CLIP, OBS_CLIP)
-        return flat(obs, self.obs_axes) if self.flattens else obs
+        else:
+            obs = unit_scaled(obs, self.obs_scale)
+        return obs.flatten(obs.ndim - self.obs_axes) if self.flattens else obs
 
     def _actions(self, parameters: torch.Tensor, action_mask: torch.Tensor | None) -> torch.Tensor:
         """The most likely ones."""

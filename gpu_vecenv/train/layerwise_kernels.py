@@ -156,7 +156,7 @@ def layerwise_source(perceptron: Perceptron, layers: Layers) -> str:
             "NORMALIZE_OBS": int(perceptron.normalize_obs),
             "NORMALIZE_RETURNS": int(perceptron.normalize_returns),
         },
-        "float": {"OBS_CLIP": OBS_CLIP},
+        "float": {"OBS_CLIP": OBS_CLIP, "OBS_SCALE": perceptron.obs_scale},
         "i64": {
             "LOG_STD_INDEX": perceptron.indices.get("log_std", 0),
             "ACTOR_BIAS": perceptron.indices["actor.bias"],

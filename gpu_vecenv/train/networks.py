@@ -18,7 +18,7 @@ Activation = Literal["tanh", "relu"]
 class ActorCritic(nn.Module):
     """A multi-layer perceptron with two outputs: the parameters of an action distribution, and a value.
 
-    Any module with the same ``forward`` can replace it: observations (…, *obs_shape), float32 or uint8, to a pair of
+    Any module with the same ``forward`` can replace it: observations (…, *obs_shape) float32 to a pair of
     float32 tensors, parameters (…, n) and values (…). For discrete actions the parameters are the logits of each head
     in turn. For a Box of k numbers they are k means and then k log standard deviations, where -1 and 1 stand for the
     bounds of the Box; with squash "beta" those of ``Sampler.sample``, 2k numbers. It draws no random numbers and must
@@ -28,7 +28,7 @@ class ActorCritic(nn.Module):
     2021: sqrt(2) for hidden layers, 0.01 for the actor head by default, 1 for the critic head.
 
     Args:
-        obs_shape: Shape of one agent's observation; several axes are flattened, uint8 is scaled to [0, 1].
+        obs_shape: Shape of one agent's observation; several axes are flattened.
         num_outputs: Outputs of the actor: logits, means, or all parameters of Beta distributions.
         hidden_sizes: Units of each hidden layer.
         gaussian: Append log standard deviations, parameters that do not depend on the observation and start at 0.
@@ -63,7 +63,6 @@ class ActorCritic(nn.Module):
     def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Observations (…, *obs_shape) -> parameters (…, n) and values (…)."""
         rows = obs.flatten(obs.ndim - len(self.obs_shape))
-        rows = rows.float() / 255 if obs.dtype == torch.uint8 else rows
         if self.fused and torch.is_grad_enabled() and self._may_fuse(rows):
             return self._fused(rows)
         features = self.trunk(rows)

@@ -14,6 +14,11 @@ VAR_EPS = 1e-8  # added to variances
 OBS_CLIP = 10.0  # normalised observations are clamped to [-OBS_CLIP, OBS_CLIP]: limits the influence of outliers
 
 
+def unit_scaled(obs: torch.Tensor, scale: float) -> torch.Tensor:
+    """Observations in float32, of which uint8 is divided by ``scale``, that of ``ObservationLayout``."""
+    return obs.float() / scale if obs.dtype == torch.uint8 else obs
+
+
 class Normalizer(nn.Module):
     """Running mean and variance of all rows seen, weighted equally; float64 buffers, saved with the policy.
 

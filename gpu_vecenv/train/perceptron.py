@@ -101,6 +101,7 @@ class Perceptron:
     relu: bool
     precision: Precision
     obs_type: str
+    obs_scale: float
     normalize_obs: bool
     normalize_returns: bool
     indices: dict[str, int]  # parameter -> its first element in the flat tensor of all
@@ -234,7 +235,7 @@ class Perceptron:
                 "NORMALIZE_OBS": int(self.normalize_obs),
                 "NORMALIZE_RETURNS": int(self.normalize_returns),
             },
-            "float": {"OBS_CLIP": OBS_CLIP},
+            "float": {"OBS_CLIP": OBS_CLIP, "OBS_SCALE": self.obs_scale},
             "i64": {
                 "NUM_PARAMETERS": self.num_parameters,
                 "LOG_STD_INDEX": self.indices.get("log_std", 0),
@@ -283,6 +284,7 @@ def perceptron_of(policy: Policy, obs: torch.Tensor, precision: Precision) -> Pe
         isinstance(network.trunk[1], nn.ReLU),
         precision,
         OBS_DTYPES[obs.dtype],
+        policy.obs_scale,
         policy.obs_normalizer is not None,
         policy.return_normalizer is not None,
         indices,

@@ -24,10 +24,10 @@ from gpu_vecenv.train.distributions import (
     random_draws,
     squashed,
 )
-from gpu_vecenv.train.encoders import EncodedActorCritic, flat, make_encoder
+from gpu_vecenv.train.encoders import EncodedActorCritic, make_encoder
 from gpu_vecenv.train.layers import has_hooks
 from gpu_vecenv.train.networks import Activation, ActorCritic
-from gpu_vecenv.train.normalizers import Normalizer, ValueNorm
+from gpu_vecenv.train.normalizers import Normalizer, ValueNorm, unit_scaled
 from gpu_vecenv.train.q_networks import QNetwork
 from gpu_vecenv.train.recurrent import RecurrentActorCritic, RecurrentTower, kept
 from gpu_vecenv.train.role_view import RoleView
@@ -101,6 +101,7 @@ class Policy(nn.Module):
         self.return_normalizer = Normalizer() if normalize_returns else None
         if value_norm_beta is not None:
             self.return_normalizer = ValueNorm(value_norm_beta)
+        self.obs_scale = game.layout.observation.scale
         self.squash, self.uses_bfloat16 = squash, bfloat16
         self._has_heads = bool(game.layout.action.shape)
         self.register_buffer("action_bounds", torch.tensor(self.view.bounds), persistent=False)
@@ -221,18 +222,18 @@ class Policy(nn.Module):
 
     def _inputs(self, obs: torch.Tensor, agents: torch.Tensor | None) -> torch.Tensor:
         """What the network gets for observations."""
-        if self.obs_normalizer is not None:
-            obs = self.obs_normalizer(obs)
+        obs = unit_scaled(obs, self.obs_scale) if self.obs_normalizer is None else self.obs_normalizer(obs)
         if self.agent_ids or isinstance(self.network, Tower | RecurrentTower):
-            obs = self._with_agents(flat(obs, len(self.view.obs_shape)), agents)
+            obs = self._with_agents(obs.flatten(obs.ndim - len(self.view.obs_shape)), agents)
         return obs
 
     def _critic_inputs(self, context: Context, leading: Sequence[int]) -> torch.Tensor:
         """What the central critic gets, (*leading, n); without memory once where rows share a state, (…, n)."""
         if context.state is None:
             raise ValueError("context.state is None; expected the state of a central critic, (…, S)")
-        state = context.state if self.state_normalizer is None else self.state_normalizer(context.state)
-        rows = self._with_agents(flat(state, 1), context.agents)
+        of_states = self.state_normalizer
+        state = unit_scaled(context.state, self.obs_scale) if of_states is None else of_states(context.state)
+        rows = self._with_agents(state, context.agents)
         of_each_row = self.recurrent_state_size > self.acting_state_size  # values depend on the critic's state too
         return rows.expand(*leading, rows.shape[-1]) if of_each_row else rows
 

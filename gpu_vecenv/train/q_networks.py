@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from gpu_vecenv.train.encoders import ImageEncoder, PartsEncoder, flat
+from gpu_vecenv.train.encoders import ImageEncoder, PartsEncoder
 from gpu_vecenv.train.networks import Activation, hidden_layers, orthogonal
 from gpu_vecenv.train.recurrent import CellKind, RecurrentCells, layer_sizes
 
@@ -24,8 +24,7 @@ class QNetwork(nn.Module):
         parts: Of the observations, which the encoder takes apart; None: they have none.
 
     Args:
-        obs_shape: Shape of one agent's observation; without an encoder several axes are flattened, and uint8 is scaled
-            to [0, 1].
+        obs_shape: Shape of one agent's observation; without an encoder several axes are flattened.
         head_sizes: Choices of each head.
         hidden_sizes: Units of each hidden layer.
         activation: Of the hidden layers.
@@ -52,7 +51,7 @@ class QNetwork(nn.Module):
 
     def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Observations (…, *obs_shape) -> Q values (…, n) and the sums of their maxima (…)."""
-        features = flat(obs, self.obs_axes) if self.encoder is None else self.encoder(obs)
+        features = obs.flatten(obs.ndim - self.obs_axes) if self.encoder is None else self.encoder(obs)
         return _with_maxima(self.head(self.trunk(features)), self.head_sizes)
 
 
@@ -60,7 +59,7 @@ class RecurrentQNetwork(nn.Module):
     """Q values of each choice: hidden layers, the last of which is a GRU or LSTM, and a head.
 
     Args:
-        obs_shape: Shape of one agent's observation; several axes are flattened, uint8 is scaled to [0, 1].
+        obs_shape: Shape of one agent's observation; several axes are flattened.
         head_sizes: Choices of each head.
         hidden_sizes: Units of each hidden layer.
         cell: Kind of the recurrent layer.
@@ -96,7 +95,7 @@ class RecurrentQNetwork(nn.Module):
             obs: (rows, *obs_shape).
             state: (rows, recurrent_state_size) float32; 0 where ``obs`` is the first of an episode.
         """
-        (features,), next_state = self.cells.step([self.trunk(flat(obs, self.obs_axes))], state)
+        (features,), next_state = self.cells.step([self.trunk(obs.flatten(1))], state)
         return *_with_maxima(self.head(features), self.head_sizes), next_state
 
     def sequence(
@@ -109,7 +108,7 @@ class RecurrentQNetwork(nn.Module):
             state: (rows, recurrent_state_size) float32, before the first step.
             active: (steps, rows) bool; the state after a step in which it is False is 0.
         """
-        rows = flat(obs.flatten(0, 1), self.obs_axes)
+        rows = obs.flatten(0, 1).flatten(1)
         (features,) = self.cells.sequence([self.trunk], rows, state, active)
         return _with_maxima(self.head(features), self.head_sizes)
 

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from gpu_vecenv.errors import ConfigError
-from gpu_vecenv.train.encoders import flat
 from gpu_vecenv.train.layers import has_hooks, is_supported_mlp, through
 from gpu_vecenv.train.networks import Activation, hidden_layers, orthogonal
 
@@ -180,7 +179,7 @@ class RecurrentActorCritic(nn.Module):
     ``sequence`` is optional, and must give what calls of ``forward`` for each step give.
 
     Args:
-        obs_shape: Shape of one agent's observation; several axes are flattened, uint8 is scaled to [0, 1].
+        obs_shape: Shape of one agent's observation; several axes are flattened.
         num_outputs: Outputs of the actor: logits, means, or all parameters of Beta distributions.
         hidden_sizes: Units of each hidden layer; the last one is the recurrent layer, one for the actor and one for the
             critic.
@@ -251,7 +250,7 @@ class RecurrentActorCritic(nn.Module):
 
     def _rows(self, obs: torch.Tensor) -> torch.Tensor:
         """Inputs (rows, n) of the trunks."""
-        return flat(obs, obs.ndim - 1)
+        return obs.flatten(1)
 
     def _heads(self, of_actor: torch.Tensor, of_critic: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Parameters (…, n) and values (…) of the cells' outputs (…, units) each."""

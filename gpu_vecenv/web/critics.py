@@ -44,6 +44,7 @@ def critic_json(policy: Policy, trunk: int) -> dict[str, Any]:
     return {
         "kind": "central",
         "obs_shape": [layers[0]["inputs"] - policy.view.num_agents * policy.agent_ids],
+        "obs_scale": policy.obs_scale,
         "mean": None if mean is None else numbers_json(mean),
         "std": None if std is None else numbers_json(std),
         "shared": 0,

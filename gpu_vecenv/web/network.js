@@ -163,13 +163,14 @@ function decoded(content) {
 
 // The layers of one policy, or of its critic; where one of them is recurrent, callers keep the states of agents.
 class Network {
-  // `content`: layers, obs_shape, agents, agent_ids, and mean and std of what is observed, in base64, or null.
+  // `content`: layers, obs_shape, obs_scale, which bytes are divided by, agents, agent_ids, and mean and std of what is
+  // observed, in base64, or null.
   constructor(content) {
     this.load(content);
   }
 
-  load({ layers, obs_shape, agents, agent_ids, mean, std }) {
-    Object.assign(this, { obs_shape, agents, agent_ids, size: product(obs_shape) });
+  load({ layers, obs_shape, obs_scale, agents, agent_ids, mean, std }) {
+    Object.assign(this, { obs_shape, obs_scale, agents, agent_ids, size: product(obs_shape) });
     [this.mean, this.std] = [mean, std].map((text) => text && float32OfBase64(text));
     this.layers = layers.map(decoded);
     this.cell = this.layers.find(({ kind }) => kind === "gru" || kind === "lstm");
@@ -199,12 +200,12 @@ class Network {
     const { size, mean, std } = this;
     const width = size + (this.agent_ids ? this.agents.length : 0);
     const rows = new Float32Array(count * width);
-    const unit = obs instanceof Uint8Array && !mean ? 1 / 255 : 1;
+    const scale = obs instanceof Uint8Array && !mean ? this.obs_scale : 1;
     const image = this.layers[0].kind === "conv";
     const [channels, pixels] = [this.obs_shape[2], this.obs_shape[0] * this.obs_shape[1]];
     for (let row = 0; row < count; row++) {
       for (let k = 0; k < size; k++) {
-        let value = obs[row * size + k] * unit;
+        let value = obs[row * size + k] / scale;
         if (mean) value = Math.min(Math.max((value - mean[k]) / std[k], -10), 10);
         rows[row * width + (image ? (k % channels) * pixels + Math.floor(k / channels) : k)] = value;
       }

@@ -57,6 +57,7 @@ def policy_json(policy: Policy) -> dict[str, Any]:
         "name": name,
         "agents": list(policy.view.agent_numbers),
         "obs_shape": list(policy.view.obs_shape),
+        "obs_scale": policy.obs_scale,
         "agent_ids": policy.agent_ids,
         "mean": None if mean is None else numbers_json(mean),
         "std": None if std is None else numbers_json(std),

@@ -63,6 +63,7 @@ CASES = {
     "box beside choices": Case(Economy, ("planner",), {"hidden_sizes": (32, 24)}),
     "choices beside a box": Case(Economy, ("worker",), {**APART, "hidden_sizes": (32, 24)}),
     "images": Case(Painter, ("agent",), {"hidden_sizes": (40, 24)}),
+    "images of flags": Case("connect_four", ("player",), {"hidden_sizes": (40, 24)}, {"num_rows": 3, "num_columns": 4}),
     "more outputs than a unit": Case("tag_continuous", ("tagger",), {"hidden_sizes": (32,)}),
     "turns": Case(Race, ("player",), {"hidden_sizes": (32, 24)}),
     "turns, two trunks": Case(Race, ("player",), {**APART, **BOTH, "hidden_sizes": (32, 24), "value_clip": 0.4}),
@@ -101,8 +102,8 @@ def rows_of(case, device, precision="float32", num_envs=None):
     num_envs = num_envs or -(-case.rows // (steps * view.num_agents)) + 1
     env = gpu_vecenv.make(game, num_envs, device, autoreset_mode="next_step")
     data = Rollout(env, steps)
-    images = data.obs.dtype == torch.uint8
-    obs = torch.randint(0, 256, data.obs.shape, generator=random) if images else normal(*data.obs.shape)
+    images, most = data.obs.dtype == torch.uint8, int(policy.obs_scale)
+    obs = torch.randint(0, most + 1, data.obs.shape, generator=random) if images else normal(*data.obs.shape)
     data.obs.copy_(obs)
     if policy.obs_normalizer is not None:
         policy.obs_normalizer.mean.copy_(normal(*view.obs_shape))
@@ -156,10 +157,9 @@ def poisoned(case, value, device):
 
 def inputs_of(policy, obs, dtype):
     """What the network's first layer gets."""
-    obs = obs.to(dtype) / 255 if obs.dtype == torch.uint8 else obs.to(dtype)
-    normalizer = policy.obs_normalizer
+    obs, normalizer = obs.to(dtype), policy.obs_normalizer
     if normalizer is None:
-        return obs
+        return obs / policy.obs_scale
     return ((obs - normalizer.mean.float().to(dtype)) / normalizer.std.to(dtype)).clamp(-10, 10)
 
 

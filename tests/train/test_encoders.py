@@ -186,13 +186,12 @@ def test_the_layers_follow_the_size_of_the_image(shape, maps, device):
     assert found == maps * 2
 
 
-def test_images_are_scaled_and_keep_rows_and_columns(device):
+def test_images_keep_rows_and_columns(device):
     encoder = randomized(ImageEncoder((4, 5, 3))).to(device)
-    images = torch.randint(0, 256, (6, 2, 4, 5, 3), dtype=torch.uint8).to(device)
+    images = torch.rand((6, 2, 4, 5, 3)).to(device)
     with products_in("float32"):
         found = encoder(images)
-        assert found.equal(encoder(images.float() / 255))
-        rows = (images.flatten(0, 1).permute(0, 3, 1, 2).float() / 255).contiguous()
+        rows = images.flatten(0, 1).permute(0, 3, 1, 2).contiguous()
         expected = encoder.convolutions(rows).flatten(1)
     # Products of other memory layouts are summed in another order: at most 9 x 32 of magnitude below 10.
     torch.testing.assert_close(found.flatten(0, 1), expected, rtol=1e-4, atol=1e-4)

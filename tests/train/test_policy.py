@@ -21,10 +21,12 @@ import gpu_vecenv
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.sampler import Sampler
 from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.train.central_critic import Context
 from gpu_vecenv.train.distributions import gaussian_log_probs_and_entropies, log_probs_and_entropies, masked, squashed
 from gpu_vecenv.train.networks import ActorCritic
 from gpu_vecenv.train.normalizers import Normalizer
 from gpu_vecenv.train.policy import Policy, default_network
+from gpu_vecenv.train.ppo import PPOConfig, make_policy
 from gpu_vecenv.train.role_view import RoleView
 
 HALF_ULP = 2.0**-24  # the most by which a float32 operation is off, relative to its result
@@ -120,17 +122,31 @@ def test_a_gaussian_has_log_standard_deviations_of_its_own(device):
     assert network.log_std.grad.tolist() == [10, 10, 10]
 
 
-def test_images_are_flattened_and_bytes_scaled(device):
+def test_images_are_flattened(device):
     network = ActorCritic((4, 5, 3), 2).to(device)
-    images = torch.randint(256, (7, 2, 4, 5, 3), dtype=torch.uint8).to(device)
+    images = torch.rand((7, 2, 4, 5, 3)).to(device)
     outputs, values = network(images)
     assert outputs.shape == (7, 2, 2) and values.shape == (7, 2)
-    again = network(images.float() / 255)
-    assert outputs.equal(again[0]) and values.equal(again[1])
     flat = ActorCritic((60,), 2).to(device)
     flat.load_state_dict(network.state_dict())
     assert flat(images.flatten(2))[0].equal(outputs)
-    assert not network(images.float())[0].equal(outputs)  # floats are taken as they are
+
+
+@pytest.mark.parametrize("network", ["mlp", "cnn", "gru", "central"])
+@pytest.mark.parametrize(("kind", "scale"), [(Painter, 255), ("connect_four", 1)])
+def test_bytes_are_divided_by_the_largest_upper_bound(network, kind, scale):
+    game, critic = game_of(kind), "central" if network == "central" else "own"
+    config = PPOConfig(network="mlp" if critic == "central" else network, critic=critic, hidden_sizes=(8,))
+    policy = make_policy(game, list(game.roles), config, None, torch.device("cpu"))
+    shape = policy.view.obs_shape
+    obs = torch.randint(scale + 1, (6, policy.view.num_agents, *shape), dtype=torch.uint8)
+    obs[:, :, 0, 0, 0] = scale
+    state = torch.zeros(6, policy.view.num_agents, policy.recurrent_state_size) if network == "gru" else None
+    context = Context(obs.flatten(1)[:, None])
+    found = policy(obs, state, context=context)
+    of_floats = policy(obs.float() / scale, state, context=Context(context.state.float() / scale))
+    assert all(a.equal(b) for a, b in zip(found, of_floats, strict=True))
+    assert policy(obs.clamp(max=0), state, context=context)[0].ne(found[0]).any()
 
 
 def test_equal_seeds_give_equal_weights():
