@@ -338,7 +338,7 @@ Keywords of `gpu_vecenv.make`, of Gymnasium's `make_vec` and of `parallel_env`; 
 {states(game)}
 ## Training
 
-The defaults of `gpu-vecenv train {name}`, where they are not those of [PPOConfig](../training.md#hyper-parameters):
+The defaults of `gpu-vecenv train {name}`, where they are not those of [PPOConfig](../hyper_parameters.md#ppo-and-a2c):
 
 {preset}{efficient}
 {reached}
@@ -355,7 +355,8 @@ def opponents_sentence(opponents: Mapping[str, Any]) -> str:
     """What the preset has of opponents."""
     config = OpponentsConfig(**opponents)
     return (
-        f"In {config.share:.0%} of the environments one side learns against [opponents](../training.md#opponents): "
+        f"In {config.share:.0%} of the environments one side learns against "
+        "[opponents](../opponents.md#opponents-in-training): "
         f"{', '.join(config.names)}; `--opponents` without a value trains without them, as do several processes, "
         "`--population` and `--frozen`.\n"
     )

@@ -1,4 +1,4 @@
-"""docs/training.md agrees with the code: its table of hyper-parameters, its metrics and options."""
+"""The pages about training agree with the code: their tables of hyper-parameters, metrics and options."""
 
 import csv
 import dataclasses
@@ -20,7 +20,8 @@ from gpu_vecenv.train.pqn import PQNConfig
 from gpu_vecenv.train.run import RunConfig
 
 ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "docs" / "training.md").read_text()
+PAGES = ("training", "networks", "hyper_parameters", "rewards_and_curricula", "opponents", "several_gpus", "export")
+TEXT = "\n".join((ROOT / "docs" / f"{page}.md").read_text() for page in (*PAGES, "training_internals"))
 SMALL = "--total-steps 64 --num-steps 4 --num-envs 4 --num-minibatches 4 --episodes 4 --device cpu".split()
 
 
@@ -35,7 +36,7 @@ def rows(text: str) -> list[list[str]]:
 
 
 def test_the_table_of_hyper_parameters_is_the_configuration() -> None:
-    table = rows(section("Hyper-parameters"))
+    table = rows(section("PPO and A2C"))
     told = {name.strip("`"): default for name, default, _ in table}
     assert told == {field.name: str(field.default) for field in dataclasses.fields(PPOConfig)}
     assert list(told) == [field.name for field in dataclasses.fields(PPOConfig)]
@@ -103,7 +104,6 @@ def test_options_exist() -> None:
     )
     names = {field.name.replace("_", "-") for kind in kinds for field in dataclasses.fields(kind)}
     of_torchrun = {"standalone", "nproc-per-node", "nnodes", "node-rank", "master-addr", "master-port"}
-    internals = (ROOT / "docs" / "training_internals.md").read_text()
-    told = set(re.findall(r"(?<![\w-])--([a-z][a-z-]*)", TEXT + internals))
+    told = set(re.findall(r"(?<![\w-])--([a-z][a-z-]*)", TEXT))
     assert {"out", "resume", "sharing", "help", "no-graphs"} <= told
     assert told - names - of_torchrun - {"help"} == {"no-graphs"}
