@@ -168,6 +168,18 @@ def unmet_requirements(pip: Sequence[str] = PIP) -> str:
     return "" if result.returncode == 0 else result.stdout.strip() or "pip check failed without output"
 
 
+def shadowing_note(clone: Path = ROOT) -> str:
+    """Where scripts import the clone's folder in place of the package, if it has the package's name; else empty.
+
+    The folder is a namespace package to Python, and its import of installed packages that can be edited comes later.
+    """
+    if clone.name != "gpu_vecenv":
+        return ""
+    return (
+        f"Keep your scripts in {clone} or elsewhere, but not in {clone.parent}: there Python imports the clone's folder"
+    )
+
+
 def main(arguments: Sequence[str] | None = None, pip: Sequence[str] = PIP) -> int:
     """Install torch and this checkout into the running Python."""
     parser = argparse.ArgumentParser(description=main.__doc__)
@@ -215,6 +227,8 @@ def main(arguments: Sequence[str] | None = None, pip: Sequence[str] = PIP) -> in
     for step in optional_steps(tried, gpu, toolchain.find_nvcc()):
         if failure := run(step, pip):
             print(f"  not installed, continuing without it: {failure.splitlines()[-1]}")
+    if note := shadowing_note():
+        print(note)
     return 0
 
 

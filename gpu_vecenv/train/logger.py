@@ -97,8 +97,14 @@ class RunLog:
         if first := numbers["first_episodes"]:
             shown = f"no returns yet: first episodes are running ({first:,.0f})"
         iteration, rate = int(numbers["iteration"]), numbers["agent_steps_per_s"]
-        text = f"iteration {iteration} of {self._num_iterations}  {rate / 1e3:,.0f}k agent-steps/s  {shown}"
+        text = f"iteration {iteration} of {self._num_iterations}  {rate_text(rate)}  {shown}"
         self._on_progress(iteration / self._num_iterations, text)
+
+
+def rate_text(agent_steps_per_s: float) -> str:
+    """A rate in words, from 10,000 on in thousands."""
+    in_thousands = agent_steps_per_s >= 1e4
+    return f"{agent_steps_per_s / (1e3 if in_thousands else 1):,.0f}{'k' * in_thousands} agent-steps/s"
 
 
 def kept_rows(path: Path, done: int) -> tuple[list[str], list[dict[str, str]]]:

@@ -27,6 +27,7 @@ from gpu_vecenv.train.evaluation_curves import EVALUATION_FILE, EVALUATIONS_FILE
 from gpu_vecenv.train.evaluation_sizes import EPISODES
 from gpu_vecenv.train.evaluation_tables import Results, evaluation_table, seeds_table, summary_of_seeds
 from gpu_vecenv.train.host_kernels import HostKernels
+from gpu_vecenv.train.logger import rate_text
 from gpu_vecenv.train.parallel_trainers import ParallelTrainers
 from gpu_vecenv.train.plots import METRICS_FILE, plot_runs
 from gpu_vecenv.train.run_folder import (
@@ -239,7 +240,7 @@ def _progress(active: Sequence[Run], results: Sequence[Mapping[str, Any] | NonFi
     shown = f"return: {' '.join(returns)}" if returns else "no returns yet: first episodes are running"
     iteration, count = slowest.iteration, slowest.num_iterations
     seeds = counted(len(found), "seed")
-    return iteration / count, f"iteration {iteration} of {count}  {rate / 1e3:,.0f}k agent-steps/s  {seeds}  {shown}"
+    return iteration / count, f"iteration {iteration} of {count}  {rate_text(rate)}  {seeds}  {shown}"
 
 
 @contextlib.contextmanager
@@ -391,6 +392,8 @@ def _print_sizes(console: Console, runs: Sequence[Run], folder: Path) -> None:
     )
     for line in lines:
         console.print(printable(line), highlight=False, markup=False)
+    if left and not console.is_interactive:
+        _print_line(console, f"a line of progress follows every {line_interval():g} s, from the first iteration on")
     if env.device.type == "cuda":
         for how, names in names_by_computation(trainer).items():
             shown = ", ".join(names) if len(names) <= LISTED else f"{len(names)} policies, {names[0]} to {names[-1]},"

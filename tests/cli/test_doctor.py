@@ -242,6 +242,12 @@ def test_a_lock_replaces_the_extras_and_must_hold_all_requirements(fails_on, cal
     assert len(said) == calls and all(map(str.endswith, said, ends))
 
 
+def test_a_clone_with_the_name_of_the_package_hides_it_from_scripts_beside_it(tmp_path):
+    note = install.shadowing_note(tmp_path / "gpu_vecenv")
+    assert f"in {tmp_path / 'gpu_vecenv'} or elsewhere" in note and f"not in {tmp_path}:" in note
+    assert install.shadowing_note(tmp_path / "gpu-vecenv") == ""
+
+
 @pytest.mark.parametrize("option", ["--extras", "--try"])
 def test_a_lock_and_extras_exclude_each_other(option, programs):
     pip, log = fake_pip(programs, "nothing")

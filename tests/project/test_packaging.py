@@ -358,6 +358,13 @@ print(settings() == before)
 
 
 @pytest.mark.slow
+def test_import_lets_threads_of_torch_wait_passively_unless_the_user_decided(run):
+    script = "import os, gpu_vecenv; print(os.environ['OMP_WAIT_POLICY'])"
+    assert run(script, OMP_WAIT_POLICY=None).stdout == "passive\n"
+    assert run(script, OMP_WAIT_POLICY="active").stdout == "active\n"
+
+
+@pytest.mark.slow
 def test_the_locale_does_not_matter(run):
     ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     script = "import locale; assert locale.getpreferredencoding(False) != 'UTF-8'" + STEP

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpu_vecenv.train.logger import RunLog
+from gpu_vecenv.train.logger import RunLog, rate_text
 
 
 def logged(folder, iterations, *, done=0):
@@ -23,6 +23,15 @@ def test_progress_comes_with_the_newest_returns(tmp_path):
         "iteration 1 of 5  2,000k agent-steps/s  no returns yet: first episodes are running (2)",
     )
     assert last == (1.0, "iteration 5 of 5  2,000k agent-steps/s  return: agent 7.25  episode: 12 steps")
+
+
+def test_slow_iterations_have_a_rate_too():
+    assert [rate_text(rate) for rate in (178.4, 9999, 10_000, 2e6)] == [
+        "178 agent-steps/s",
+        "9,999 agent-steps/s",
+        "10k agent-steps/s",
+        "2,000k agent-steps/s",
+    ]
 
 
 def test_means_are_left_empty_while_first_episodes_are_running(tmp_path):
