@@ -264,7 +264,9 @@ def _reported(rows: Iterator[dict[str, Any]], count: int, on_progress: OnProgres
 def _sizes(config: BenchConfig, device: torch.device) -> list[tuple[Env, int]]:
     """Game and number of environments of each row, all checked before the first is measured."""
     if config.game is None:
-        return [(bench_games.compared_game(name, **settings), num_envs) for name, num_envs, settings in SUITES[device.type]]
+        return [
+            (bench_games.compared_game(name, **settings), num_envs) for name, num_envs, settings in SUITES[device.type]
+        ]
     game, num_envs = _game(config), config.num_envs or NUM_ENVS[config.sweep or "games"]
     if config.sweep == "environments":
         return [(game, size) for size in bench_sweep.environment_counts(num_envs)]

@@ -61,7 +61,7 @@ def measure(name: str, device: torch.device) -> Iterator[dict[str, Any]]:
         vec_env.close()
         env = _made(name, game, num_envs, device, config)
         of_interface = microseconds("interface_us", prepare(env, actions), device)
-        row = {"interface": name, "game": game, "num_envs": num_envs, "config": config}
+        row: dict[str, Any] = {"interface": name, "game": game, "num_envs": num_envs, "config": config}
         row |= of_interface | of_step | of_launch
         row["overhead_us"] = round(row["interface_us"] - row["vec_env_step_us"], 2)
         if name == "sb3":
