@@ -199,9 +199,11 @@ def _cpu_baseline(files: Mapping[str, Results]) -> Iterator[Cells]:
     rows = files["cpu-baseline"]["rows"]
     for row in rows:
         ratio = digits(row["env_steps_per_s"] / rows[0]["env_steps_per_s"])
-        between = [digits(value / 1e3) + " k" for value in row.get("env_steps_per_s_quartiles", ())]
-        told = f" ({' … '.join(between)})" if between else ""
-        yield (row["where"], f"{row['num_envs']:,}", rate({"single": row["env_steps_per_s"]}) + told, ratio)
+        between = row.get("env_steps_per_s_quartiles")
+        found = (
+            {"median": row["env_steps_per_s"], "quartiles": between} if between else {"single": row["env_steps_per_s"]}
+        )
+        yield (row["where"], f"{row['num_envs']:,}", rate(found), ratio)
 
 
 RATES = ("env-steps/s with sampling", "of the copy bandwidth")
@@ -287,13 +289,13 @@ def read(section: Section, folder: Path = FOLDER) -> dict[str, dict[str, Results
 def lines(name: str, folder: Path = FOLDER) -> Iterator[str]:
     """A section's tables, each with its caption and its commands below it."""
     section = SECTIONS[name]
-    for card, files in read(section, folder).items():
+    for number, (card, files) in enumerate(read(section, folder).items()):
+        yield from [""] * (number > 0)
         if section.plot:
             yield from (f"![{section.plot}]({folder.name}/{card}-{name}.svg)", "")
         yield from (_line(section.head), f"|{'---|' * len(section.head)}", *map(_line, section.rows(files)))
-        yield from ("", _caption(card, files))
-        yield from (f"`{command_of(measurement)}`" for measurement in files)
-        yield ""
+        below = [_caption(card, files), *(f"`{command_of(measurement)}`" for measurement in files)]
+        yield from ("", *(f"{line}\\" for line in below[:-1]), below[-1])  # a line each on the page too
 
 
 def _line(cells: Cells) -> str:

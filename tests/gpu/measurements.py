@@ -105,4 +105,4 @@ def milliseconds(name: str, seconds: list[float]) -> dict[str, Any]:
 
 def ratios(name: str, seconds: list[float], by: list[float]) -> dict[str, Any]:
     """Median and quartiles of the ratios of repeats that were measured one after the other."""
-    return timing.spread(name, [one / other for one, other in zip(seconds, by, strict=True)], 3)
+    return timing.spread(name, [one / other for one, other in zip(seconds, by, strict=True)], 4)

@@ -40,7 +40,7 @@ def test_each_table_has_computer_commit_file_and_command_below_it() -> None:
     for _, found in TABLES:
         caption, command = found[1], found[2]
         files = re.findall(r"`docs/performance/([^`]+\.json)`", caption)
-        assert files and re.fullmatch(r"`(taskset -c 0 )?python .*`", command), caption
+        assert files and re.fullmatch(r"`(taskset -c 0 )?python .*`\\?", command), caption
         for file in files:
             results = json.loads((performance.FOLDER / file).read_text(encoding="utf-8"))
             assert not results.get("quick") and caption.startswith(f"*{results['device']}, ")
@@ -76,8 +76,9 @@ def test_cells_have_quartiles_where_files_do(tmp_path: Path) -> None:
     assert lines[2] == "| `g` | 3 x 5 | - | - | 1,230 (1.00 … 2,000) | 5.46 | 366 M | 7% |"
     assert lines[3] == "| `g` | 2,000 x 5 | 4.60 (4.50 … 4.71) | 5.46 | 4.60 | 5.46 | 400 M | 7% |"
     told = "`docs/performance/h9-cuda_core.json`, `docs/performance/h9-pycuda.json`"
-    assert lines[5] == f"*Card, commit abc, torch 2, Python 3, cuda.core 1, PyCUDA 2: {told}.*"
-    assert lines[6:8] == [f"`{performance.command_of(name)}`" for name in ("cuda_core", "pycuda")]
+    assert lines[5] == f"*Card, commit abc, torch 2, Python 3, cuda.core 1, PyCUDA 2: {told}.*\\"
+    first, second = map(performance.command_of, ("cuda_core", "pycuda"))
+    assert lines[6:] == [f"`{first}`\\", f"`{second}`"]
 
 
 def test_each_card_has_a_table_of_its_own(tmp_path: Path) -> None:
@@ -87,6 +88,13 @@ def test_each_card_has_a_table_of_its_own(tmp_path: Path) -> None:
     lines = list(performance.lines("solved", tmp_path))
     assert [line.split(",")[0] for line in lines if line.startswith("*")] == ["*h8", "*h9"]
     assert lines.count("| 4 | 0.200 | 0.250 | 9 of 10 |") == 2
+
+
+def test_rates_have_quartiles_where_files_do(tmp_path: Path) -> None:
+    python = {"where": "NumPy", "num_envs": 4, "env_steps_per_s": 1302.0, "env_steps_per_s_quartiles": [987.0, 1620.0]}
+    write(tmp_path, "h9-cpu-baseline.json", [python, {"where": "device", "num_envs": 4, "env_steps_per_s": 2.604e6}])
+    lines = list(performance.lines("cpu-baseline", tmp_path))
+    assert lines[2:4] == ["| NumPy | 4 | 1.30 k (0.987 … 1.62) | 1.00 |", "| device | 4 | 2.60 M | 2,000 |"]
 
 
 def test_a_table_of_two_commits_is_refused(tmp_path: Path) -> None:
