@@ -146,8 +146,7 @@ def test_every_time_is_per_step(quick, monkeypatch):
 
 def test_every_time_has_the_median_and_the_quartiles_of_ten_runs(quick, monkeypatch):
     runs = [100, 1, 7, 3, 9, 5, 2, 8, 4, 6]  # seconds of one call
-    readings = itertools.chain([0.0], *((0.0, 2.0, float(taken)) for taken in itertools.cycle(runs)))
-    next(readings)
+    readings = itertools.chain.from_iterable((0.0, 2.0, float(taken)) for taken in itertools.cycle(runs))
     monkeypatch.setattr(measurement, "NUM_RUNS", 10)
     monkeypatch.setattr(measurement, "time", SimpleNamespace(perf_counter=lambda: next(readings)))
     (row,) = quick(game="cartpole", num_envs=2)["rows"]
