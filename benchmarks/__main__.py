@@ -22,6 +22,7 @@ from benchmarks.errors import BenchmarkError
 from benchmarks.peers import PEERS
 from benchmarks.summary import compared
 from benchmarks.workload import Algorithm, Kind, Peer, Request, Workload
+from gpu_vecenv.engine.timing import processor_name
 
 REPEATS, QUICK_REPEATS = 10, 3
 # JAX takes most of a GPU's memory at its start otherwise.
@@ -216,15 +217,6 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return parsed
 
 
-def processor() -> str | None:
-    """The CPU's name; None where the system does not say."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return None
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print a JSON line per row and one of what they have in common, and write --json."""
     options = parse(arguments)
@@ -234,7 +226,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         "repeats": options.repeats,
         "quick": options.quick,
-        "cpu": processor(),
+        "cpu": processor_name(),
     }
     measured: list[dict[str, Any]] = []
     if options.resume and options.json.exists():

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from typing import Any
+
+from gpu_vecenv.engine.timing import quartiles
 
 
 def spread(values: Sequence[float], digits: int) -> dict[str, Any]:
     """Median, and lower and upper quartile, rounded to significant digits."""
-    lower, median, upper = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
+    lower, median, upper = quartiles(values)
     return {"median": _rounded(median, digits), "quartiles": [_rounded(lower, digits), _rounded(upper, digits)]}
 
 

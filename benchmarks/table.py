@@ -102,23 +102,24 @@ def rate(spread: Mapping[str, Any]) -> str:
     """A rate with its quartiles, like 24.7 M (24.4 … 25.1); without them if it was measured once."""
     middle = spread["median"] if "quartiles" in spread else spread["single"]
     scale, unit = next((scale, unit) for scale, unit in UNITS if middle >= scale or scale == 1)
-    text = f"{_digits(middle / scale)} {unit}".strip()
-    return text + _quartiles(value / scale for value in spread.get("quartiles", ()))
+    text = f"{digits(middle / scale)} {unit}".strip()
+    return text + quartiles(value / scale for value in spread.get("quartiles", ()))
 
 
 def ratio(row: Mapping[str, Any]) -> str:
     """Ours by theirs, of the pairs of repeats."""
     if "ratio" in row:
-        return _digits(row["ratio"]["median"]) + _quartiles(row["ratio"]["quartiles"])
-    return _digits(row["ours_env_steps_per_s"]["single"] / row["theirs_env_steps_per_s"]["single"])
+        return digits(row["ratio"]["median"]) + quartiles(row["ratio"]["quartiles"])
+    return digits(row["ours_env_steps_per_s"]["single"] / row["theirs_env_steps_per_s"]["single"])
 
 
-def _quartiles(values: Iterable[float]) -> str:
-    text = " … ".join(_digits(value) for value in values)
+def quartiles(values: Iterable[float]) -> str:
+    """Two numbers in brackets; nothing where there are none."""
+    text = " … ".join(digits(value) for value in values)
     return f" ({text})" if text else ""
 
 
-def _digits(value: float) -> str:
+def digits(value: float) -> str:
     """Three digits, without an exponent."""
     rounded = float(f"{value:.{DIGITS}g}")
     whole = len(str(int(abs(rounded)))) if abs(rounded) >= 1 else 0
@@ -153,7 +154,7 @@ def _score(game: str, goal: str, ours: Mapping[str, Any], title: str, theirs: Ma
     def told(at: Mapping[str, Any]) -> str:
         return f"{at['seconds']:.1f} s, {at['env_steps'] / 1e6:.2f} M"
 
-    ratio = _digits(theirs["seconds"] / ours["seconds"])
+    ratio = digits(theirs["seconds"] / ours["seconds"])
     return f"| {game} | {goal} | {told(ours)} | {title} {told(theirs)} | {ratio} |"
 
 

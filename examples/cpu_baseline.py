@@ -7,6 +7,7 @@ same in both, so their final states must be bitwise equal. 2,000 environments of
     python examples/cpu_baseline.py --num-envs 2000 --cpu-envs 2000 --num-taggers 999 --full-observation False
 """
 
+import json
 import os
 import sys
 import time
@@ -26,6 +27,7 @@ from torch import nn
 from gpu_vecenv import Env, FunctionManager, Sampler, VecEnv, configure
 from gpu_vecenv.declare.env import f32, i64
 from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar
+from gpu_vecenv.engine.timing import processor_name, provenance, spread
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
 SEED = 7
@@ -51,6 +53,8 @@ class Options:
     num_runners: int | None = None  # tag_continuous only, by default the game's; tag_gridworld has one
     full_observation: bool | None = None  # tag_gridworld only, by default the game's
     steps: int = 50
+    repeats: int = 1  # of each; then rates are medians, with quartiles
+    json: Path | None = None  # file that receives the rates of all repeats
     device: str | None = None  # of the network: cpu, cuda or cuda:1; by default cuda if usable, else cpu
 
 
@@ -178,27 +182,46 @@ def main(options: Options) -> None:
     )
     network = nn.Sequential(*layers).to(device)
 
-    given = game, options.cpu_envs, network, device, options.steps
-    cpu, expected = on_cpu(*given)
-    small, found = on_device(*given)
-    rows = [("NumPy on the CPU", options.cpu_envs, cpu), ("all on the device", options.cpu_envs, small)]
+    if options.repeats < 1:
+        sys.exit(f"--repeats is {options.repeats}; expected at least 1")
+    kinds = [("NumPy on the CPU", options.cpu_envs, on_cpu), ("all on the device", options.cpu_envs, on_device)]
     if options.num_envs != options.cpu_envs:
-        large, _ = on_device(game, options.num_envs, network, device, options.steps)
-        rows.append(("all on the device", options.num_envs, large))
+        kinds.append(("all on the device", options.num_envs, on_device))
+    stages: list[list[Stages]] = [[] for _ in kinds]
+    states: list[State] = []
+    for _ in range(options.repeats):
+        states = []
+        for found, (_, num_envs, run) in zip(stages, kinds, strict=True):
+            taken, state = run(game, num_envs, network, device, options.steps)
+            found.append(taken)
+            states.append(state)
+    expected, found_state, *_ = states
 
-    table = Table("", *(Column(name, justify="right") for name in "envs env-steps/s agent-steps/s ratio".split()))
-    rates = [num_envs * options.steps / sum(stages.seconds.values()) for _, num_envs, stages in rows]
-    for (name, num_envs, _), rate in zip(rows, rates, strict=True):
-        numbers = f"{rate:,.0f}", f"{rate * game.num_agents:,.0f}", f"{rate / rates[0]:,.1f}"
+    table = Table(
+        "", *(Column(name, justify="right") for name in "envs env-steps/s agent-steps/s ratio quartiles".split())
+    )
+    rows = []
+    for found, (name, num_envs, _) in zip(stages, kinds, strict=True):
+        rates = [num_envs * options.steps / sum(each.seconds.values()) for each in found]
+        rows.append({"where": name, "num_envs": num_envs, **spread("env_steps_per_s", rates, 0)})
+        rate, (first, third) = rows[-1]["env_steps_per_s"], rows[-1]["env_steps_per_s_quartiles"]
+        ratio = f"{rate / rows[0]['env_steps_per_s']:,.1f}"
+        numbers = f"{rate:,.0f}", f"{rate * game.num_agents:,.0f}", ratio, f"{first:,.0f} … {third:,.0f}"
         table.add_row(name, f"{num_envs:,}", *numbers)
+    if options.json:
+        common = {**provenance(device), "cpu": processor_name(), "game": options.game, "num_agents": game.num_agents}
+        common |= {"config": {name: value for name, value in chosen.items() if value is not None}}
+        common |= {"steps": options.steps, "repeats": options.repeats}
+        options.json.write_text(json.dumps({**common, "rows": rows}, indent=1) + "\n", encoding="utf-8")
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU, where a copy costs nothing"
     print(f"{options.game}, {game.num_agents} agents, {options.steps} steps; the network is on {where}")
     Console().print(table)
-    whole = sum(cpu.seconds.values())
-    shares = ", ".join(f"{name} {seconds / whole:.1%}" for name, seconds in sorted(cpu.seconds.items(), reverse=True))
+    last = stages[0][-1].seconds
+    whole = sum(last.values())
+    shares = ", ".join(f"{name} {seconds / whole:.1%}" for name, seconds in sorted(last.items(), reverse=True))
     print(f"time of the first, on one core of {os.cpu_count()}: {shares}")
     print("the model is network and sampling; ratios are of env-steps/s, steps of all environments")
-    different = [name for name in expected if expected[name].tobytes() != found[name].tobytes()]
+    different = [name for name in expected if expected[name].tobytes() != found_state[name].tobytes()]
     if different:
         sys.exit(f"after {options.steps} steps the two differ in {', '.join(different)}; expected bitwise equal states")
     print(f"after {options.steps} steps all {options.cpu_envs} environments are bitwise equal in both")

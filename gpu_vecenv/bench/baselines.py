@@ -12,7 +12,7 @@ import gymnasium
 import torch
 
 from gpu_vecenv.engine.make import make
-from gpu_vecenv.engine.timing import seconds
+from gpu_vecenv.engine.timing import quartiles, run_seconds, spread
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.errors import ConfigError
 
@@ -38,15 +38,16 @@ def measure(baseline: Baseline, num_envs: int, device: torch.device) -> Iterator
     baseline_step = STEPS[baseline](env, actions)
     action_cycle, buffers = itertools.cycle(actions), env.step_buffers()
     durations = {
-        "step": seconds(lambda: env.step(next(action_cycle), out=buffers), device),
-        "baseline": seconds(baseline_step, torch.device("cpu")),
+        "step": run_seconds(lambda: env.step(next(action_cycle), out=buffers), device),
+        "baseline": run_seconds(baseline_step, torch.device("cpu")),
     }
     row: dict[str, Any] = {"baseline": baseline, "version": importlib.metadata.version(baseline)}
     row |= {"game": GAMES[baseline], "num_envs": num_envs, "num_agents": env.num_agents, "config": {}}
-    for stage, duration in durations.items():
-        row[f"{stage}_us"] = round(duration * 1e6, 2)
-        row[f"{stage}_env_steps_per_s"] = round(num_envs / duration, 1)
-    row["speedup"] = round(durations["baseline"] / durations["step"], 2)
+    medians = {stage: quartiles(runs)[1] for stage, runs in durations.items()}
+    for stage, runs in durations.items():
+        row |= spread(f"{stage}_us", [run * 1e6 for run in runs], 2)
+        row[f"{stage}_env_steps_per_s"] = round(num_envs / medians[stage], 1)
+    row["speedup"] = round(medians["baseline"] / medians["step"], 2)
     env.close()
     yield row
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.metadata
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ from gpu_vecenv.bench import sweep as bench_sweep
 from gpu_vecenv.bench import table as bench_table
 from gpu_vecenv.bench import training as bench_training
 from gpu_vecenv.compile.device import resolve_device
+from gpu_vecenv.compile.function_manager import FunctionManager
 from gpu_vecenv.declare.config import parse_json_object
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.arguments import validate_int
@@ -35,20 +37,37 @@ from gpu_vecenv.train.distributed import World, process_group
 from gpu_vecenv.train.policy import Precision
 from gpu_vecenv.train.ppo import PPOConfig
 
-SUITE: tuple[tuple[str, int, dict[str, Any]], ...] = (
-    ("tag_gridworld", 2000, {}),
-    ("tag_gridworld", 100_000, {}),
-    ("tag_gridworld", 1_000_000, {}),
-    ("tag_continuous", 100, {}),
-    ("tag_continuous", 2000, {}),
-    ("tag_continuous", 2000, {"num_taggers": 100, "num_runners": 900}),
-    ("cartpole", 100_000, {}),
-    ("cartpole", 1_000_000, {}),
-    ("acrobot", 100_000, {}),
-    ("pendulum", 100_000, {}),
-    ("simple_spread", 100_000, {}),
-    ("simple_tag", 100_000, {}),
-)
+MANY_TAGGERS = {"num_taggers": 999, "full_observation": False}
+# By type of device: game, num_envs and configuration of each row without --game.
+SUITES: dict[str, tuple[tuple[str, int, dict[str, Any]], ...]] = {
+    "cuda": (
+        ("tag_gridworld", 2000, {}),
+        ("tag_gridworld", 100_000, {}),
+        ("tag_gridworld", 1_000_000, {}),
+        ("tag_gridworld", 2000, MANY_TAGGERS),
+        ("tag_continuous", 100, {}),
+        ("tag_continuous", 2000, {}),
+        ("tag_continuous", 20_000, {}),
+        ("tag_continuous", 2000, {"num_taggers": 100, "num_runners": 900}),
+        ("tag_continuous", 100, {"num_taggers": 1000, "num_runners": 9000}),
+        ("cartpole", 100_000, {}),
+        ("cartpole", 1_000_000, {}),
+        ("acrobot", 100_000, {}),
+        ("pendulum", 100_000, {}),
+        ("simple_spread", 100_000, {}),
+        ("simple_tag", 100_000, {}),
+        ("overcooked", 100_000, {}),
+        ("pursuit", 100_000, {}),
+        ("warehouse", 100_000, {}),
+    ),
+    "cpu": (
+        ("tag_gridworld", 2000, {}),
+        ("tag_continuous", 100, {}),
+        ("cartpole", 10_000, {}),
+        ("simple_spread", 1000, {}),
+    ),
+}
+DRIVERS = {"pycuda": ("PyCUDA", "pycuda"), "cuda_core": ("cuda.core", "cuda-core")}  # name and package of each
 NUM_ENVS = {"games": 2000, "training": 2000, "environments": 100_000, "agents": 100, "baseline": 2000}
 # Options of each kind of measurement, besides COMMON_OPTIONS.
 GAME_OPTIONS = {"game", "num_envs", "config"}
@@ -123,7 +142,7 @@ def run(config: BenchConfig) -> dict[str, Any]:
                 if not sys.stdout.isatty():  # a terminal shows the rows as they come
                     on_progress = displays.enter_context(ProgressDisplay("bench"))
                 report = displays.enter_context(bench_table.printing(as_table))
-            for row in _reported(measured, _num_rows(config, kind), on_progress):
+            for row in _reported(measured, _num_rows(config, kind, device), on_progress):
                 if earlier:
                     row["ratios"] = earlier.ratios(row)
                 rows.append(row)
@@ -200,10 +219,13 @@ def _measured(
             game, num_envs = _game(config), config.num_envs or NUM_ENVS[kind]
             yield from bench_training.measure_game(game, num_envs, _ppo(config, game), device, config.precision)
     else:
-        sizes = _sizes(config)
+        sizes = _sizes(config, device)
         ppo_configs = [_ppo(config, game) if config.rollout else None for game, _ in sizes]
         bandwidth = bench_games.copy_bandwidth(device)
         results["copy_bytes_per_s"] = round(bandwidth)
+        if driver := FunctionManager(device, config.driver).backend.driver_name:
+            name, package = DRIVERS[driver]
+            results["driver"] = f"{name} {importlib.metadata.version(package)}"
         execution = device, config.driver, config.threads_per_env
         for (game, num_envs), ppo in zip(sizes, ppo_configs, strict=True):
             try:
@@ -218,13 +240,13 @@ def _measured(
             yield row
 
 
-def _num_rows(config: BenchConfig, kind: str) -> int:
+def _num_rows(config: BenchConfig, kind: str, device: torch.device) -> int:
     """The rows of ``_measured``, unless a size does not fit in memory."""
     if kind == "interface":
         return sum(bench_interfaces.num_rows(name) for name in config.interface)
     if kind == "training":
         return len(config.precision) if config.game else bench_training.num_rows(config.precision)
-    return 1 if kind == "baseline" else len(_sizes(config))
+    return 1 if kind == "baseline" else len(_sizes(config, device))
 
 
 def _reported(rows: Iterator[dict[str, Any]], count: int, on_progress: OnProgress) -> Iterator[dict[str, Any]]:
@@ -239,10 +261,12 @@ def _reported(rows: Iterator[dict[str, Any]], count: int, on_progress: OnProgres
     on_progress(1.0, f"{measured} rows")
 
 
-def _sizes(config: BenchConfig) -> list[tuple[Env, int]]:
+def _sizes(config: BenchConfig, device: torch.device) -> list[tuple[Env, int]]:
     """Game and number of environments of each row, all checked before the first is measured."""
     if config.game is None:
-        return [(bench_games.compared_game(name, **settings), num_envs) for name, num_envs, settings in SUITE]
+        return [
+            (bench_games.compared_game(name, **settings), num_envs) for name, num_envs, settings in SUITES[device.type]
+        ]
     game, num_envs = _game(config), config.num_envs or NUM_ENVS[config.sweep or "games"]
     if config.sweep == "environments":
         return [(game, size) for size in bench_sweep.environment_counts(num_envs)]

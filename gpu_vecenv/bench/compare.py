@@ -18,7 +18,9 @@ MODES = (
     "baseline",
     "update",
 )  # keys that only one kind of row has; both rows must have the same value or none
-PROVENANCE_KEYS = ("commit", "device_source_sha256", "device", "processors", "torch", "cuda", "python", "gpu_vecenv")
+PROVENANCE_KEYS = (
+    *("commit", "device_source_sha256", "device", "processors", "driver", "torch", "cuda", "python", "gpu_vecenv"),
+)
 RATE = "env_steps_per_s"
 Row = Mapping[str, Any]
 

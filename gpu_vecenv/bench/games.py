@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.random_play import UniformParameters
 from gpu_vecenv.engine.sampler import Sampler
-from gpu_vecenv.engine.timing import captured, seconds, synchronize
+from gpu_vecenv.engine.timing import captured, quartiles, run_seconds, seconds, spread, synchronize
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.envs.registry import configure
 from gpu_vecenv.train.capacity import check_capacity
@@ -125,8 +125,9 @@ def measure(
         ("sampling", draw_samples, sample_bytes),
         ("sample_and_step", sample_and_step, step_bytes),
     ):
-        duration = seconds(captured(call, device), device) / STEPS_PER_RUN
-        row |= rates(stage, duration, game, num_envs)
+        durations = [run / STEPS_PER_RUN for run in run_seconds(captured(call, device), device)]
+        row |= rates(stage, durations, game, num_envs)
+        _, duration, _ = quartiles(durations)
         row[f"{stage}_bytes"] = num_bytes
         row[f"{stage}_gb_per_s"] = round(num_bytes / duration / 1e9, 4)
         row[f"{stage}_share_of_copy_bandwidth"] = round(num_bytes / duration / bandwidth, 4)
@@ -169,9 +170,9 @@ def measure_rollout(
         forward_passes = [Forward(policy, rollout, parameters, kernels[role]) for role, policy in policies.items()]
         collect = partial(rollout.collect, forward_passes, sampler, parameters)
     with torch.no_grad():
-        duration = seconds(captured(collect, device), device) / config.num_steps
+        durations = [run / config.num_steps for run in run_seconds(captured(collect, device), device)]
     row = {"rollout_num_steps": config.num_steps, "rollout_hidden_sizes": list(config.hidden_sizes)}
-    row |= rates("rollout", duration, game, num_envs)
+    row |= rates("rollout", durations, game, num_envs)
     if device.type == "cuda":
         row["rollout_peak_bytes"] = torch.cuda.max_memory_allocated(device)
     env.close()
@@ -185,10 +186,11 @@ def named(game: Env, num_envs: int) -> dict[str, Any]:
     return {"game": game.name(), "num_envs": num_envs, "num_agents": game.layout.num_agents, "config": config}
 
 
-def rates(stage: str, duration: float, game: Env, num_envs: int) -> dict[str, Any]:
-    """The metrics of a stage that takes ``duration`` seconds per step."""
+def rates(stage: str, durations: Sequence[float], game: Env, num_envs: int) -> dict[str, Any]:
+    """The metrics of a stage from its seconds per step in each run: time with quartiles, rates of the median."""
+    _, duration, _ = quartiles(durations)
     return {
-        f"{stage}_us": round(duration * 1e6, 2),
+        **spread(f"{stage}_us", [each * 1e6 for each in durations], 2),
         f"{stage}_env_steps_per_s": round(num_envs / duration),
         f"{stage}_agent_steps_per_s": round(num_envs * game.layout.num_agents / duration),
     }

@@ -12,7 +12,7 @@ import torch
 
 from gpu_vecenv.bench.games import repeat_step
 from gpu_vecenv.engine.make import make
-from gpu_vecenv.engine.timing import seconds
+from gpu_vecenv.engine.timing import run_seconds, spread
 from gpu_vecenv.errors import ConfigError, nearest
 from gpu_vecenv.views.batched_env import BatchedParallelEnv
 from gpu_vecenv.views.gymnasium_env import GymnasiumVectorEnv
@@ -55,24 +55,25 @@ def measure(name: str, device: torch.device) -> Iterator[dict[str, Any]]:
             actions.append(vec_env.sample_actions())
             vec_env.step(actions[-1])
         given, buffers = itertools.cycle(actions), vec_env.step_buffers()
-        step_us = microseconds(lambda: vec_env.step(next(given)), device)  # noqa: B023
+        of_step = microseconds("vec_env_step_us", lambda: vec_env.step(next(given)), device)  # noqa: B023
         vec_env.step(actions[0], out=buffers)  # repeat_step writes into these buffers
-        launch_us = microseconds(repeat_step(vec_env), device)
+        of_launch = microseconds("launch_us", repeat_step(vec_env), device)
         vec_env.close()
         env = _made(name, game, num_envs, device, config)
-        interface_us = microseconds(prepare(env, actions), device)
-        row = {"interface": name, "game": game, "num_envs": num_envs, "config": config, "interface_us": interface_us}
-        row |= {"vec_env_step_us": step_us, "launch_us": launch_us, "overhead_us": round(interface_us - step_us, 2)}
+        of_interface = microseconds("interface_us", prepare(env, actions), device)
+        row: dict[str, Any] = {"interface": name, "game": game, "num_envs": num_envs, "config": config}
+        row |= of_interface | of_step | of_launch
+        row["overhead_us"] = round(row["interface_us"] - row["vec_env_step_us"], 2)
         if name == "sb3":
             row |= _naive(game, num_envs, device, config, actions)
         yield row
 
 
-def microseconds(step: Callable[[], Any], device: torch.device) -> float:
-    """Smallest wall time of one call, in microseconds."""
+def microseconds(name: str, step: Callable[[], Any], device: torch.device) -> dict[str, Any]:
+    """Wall time of one call in microseconds, with quartiles, under that name."""
     for _ in range(20):
         step()
-    return round(seconds(step, device, of=min) * 1e6, 2)
+    return spread(name, [run * 1e6 for run in run_seconds(step, device)], 2)
 
 
 def check_known(names: tuple[str, ...]) -> None:
@@ -206,7 +207,7 @@ def _naive(
 
     numpy_view = GymnasiumVectorEnv(game, num_envs, device, output="numpy", **config)
     return {
-        "naive_us": microseconds(naive, device),
-        "four_copies_us": microseconds(four_copies, device),
-        "numpy_view_us": microseconds(_numpy_view(numpy_view, actions), device),
+        **microseconds("naive_us", naive, device),
+        **microseconds("four_copies_us", four_copies, device),
+        **microseconds("numpy_view_us", _numpy_view(numpy_view, actions), device),
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -13,7 +12,7 @@ import torch
 
 from gpu_vecenv.bench.games import compared_game, named
 from gpu_vecenv.declare.env import Env
-from gpu_vecenv.engine.timing import synchronize
+from gpu_vecenv.engine.timing import NUM_RUNS, quartiles, spread, synchronize
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.train.distributed import World
 from gpu_vecenv.train.policy import Precision
@@ -29,7 +28,7 @@ CONFIGURATIONS = (
 )
 # (num_epochs, num_minibatches): WarpDrive's, and this trainer's defaults.
 UPDATES = {(1, 1): "one step on the whole batch", (4, 4): "4 epochs of 4 minibatches"}
-WARM_UP, RUNS = 3, 5  # iterations; measurements, whose median is reported
+WARM_UP, RUNS = 3, NUM_RUNS  # iterations; measurements
 AGENT_STEPS_PER_RUN, MAX_SECONDS = 10_000_000, 2.0  # or this many seconds, whichever ends first
 SHARES = tuple(f"{part}_time_fraction" for part in ("rollout", "policy", "sampling", "env", "update"))
 
@@ -96,9 +95,9 @@ def _rates(game: Env, num_envs: int, config: PPOConfig, device: torch.device, gr
         for _ in range(iterations):
             metrics = trainer.train_iteration()
         seconds.append((time.perf_counter() - start) / iterations)
-    each = statistics.median(seconds)
+    _, each, _ = quartiles(seconds)
     row: dict[str, Any] = {
-        "iteration_ms": round(each * 1e3, 3),
+        **spread("iteration_ms", [run * 1e3 for run in seconds], 3),
         "env_steps_per_s": round(env_steps / each),
         "agent_steps_per_s": round(env_steps * env.num_agents / each),
     }

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import platform
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +19,12 @@ from gpu_vecenv._version import __version__
 from gpu_vecenv.compile.backends.host import num_host_threads
 from gpu_vecenv.files import cuda_folder
 
-NUM_RUNS = 7  # runs that one result summarises
+NUM_RUNS = 10  # runs that one result summarises
 MIN_SECONDS, MAX_SECONDS = 0.1, 1.0  # of a run; at least 3 calls unless they exceed MAX_SECONDS
 
 
-def seconds(
-    call: Callable[[], Any], device: torch.device, *, of: Callable[[Iterable[float]], float] = statistics.median
-) -> float:
-    """Wall time of one call: ``of`` over several runs of many calls each; each run ends with a synchronisation.
-
-    The median estimates the usual time, ``min`` the time without interference by other processes.
-    """
+def run_seconds(call: Callable[[], Any], device: torch.device) -> list[float]:
+    """Wall time of one call in each of several runs of many calls; each run ends with a synchronisation."""
     call()
     times = []
     for _ in range(NUM_RUNS):
@@ -42,7 +38,26 @@ def seconds(
                 synchronize(device)
         synchronize(device)
         times.append((time.perf_counter() - start) / calls)
-    return of(times)
+    return times
+
+
+def seconds(call: Callable[[], Any], device: torch.device) -> float:
+    """Wall time of one call, the median of several runs."""
+    return statistics.median(run_seconds(call, device))
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """Lower quartile, median and upper quartile; of a single value three times itself."""
+    if len(values) == 1:
+        return values[0], values[0], values[0]
+    lower, median, upper = statistics.quantiles(values, n=4, method="inclusive")
+    return lower, median, upper
+
+
+def spread(name: str, values: Sequence[float], digits: int) -> dict[str, Any]:
+    """The median under ``name`` and the quartiles under ``<name>_quartiles``, with so many digits after the point."""
+    lower, median, upper = (round(value, digits) for value in quartiles(values))
+    return {name: median, f"{name}_quartiles": [lower, upper]}
 
 
 def captured(call: Callable[[], Any], device: torch.device) -> Callable[[], Any]:
@@ -75,7 +90,7 @@ def provenance(device: torch.device) -> dict[str, Any]:
         check=False,
         cwd=Path(__file__).parent,
     ).stdout.strip()
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name() or platform.machine()
     return {
         "gpu_vecenv": __version__,
         "commit": described or os.environ.get("GPU_VECENV_COMMIT"),
@@ -86,3 +101,12 @@ def provenance(device: torch.device) -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "python": platform.python_version(),
     }
+
+
+def processor_name() -> str | None:
+    """The CPU's name; None where the system does not say."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or None

@@ -164,7 +164,7 @@ def test_bench_shows_each_row_beside_its_output(options, command, monkeypatch):
         (bench_training, "RUNS", 1),
         (bench_training, "MAX_SECONDS", 0),
         (bench_training, "CONFIGURATIONS", (("cartpole", 4, 4, 8),)),
-        (bench_command, "SUITE", (("cartpole", 2, {}), ("cartpole", 3, {}))),
+        (bench_command, "SUITES", {"cpu": (("cartpole", 2, {}), ("cartpole", 3, {}))}),
         (bench_games, "COPY_BYTES", {"cpu": 1 << 10}),
         *(
             (bench_interfaces.INTERFACES, name, ((("cartpole", 2, {}),), bench_interfaces.INTERFACES[name][1]))

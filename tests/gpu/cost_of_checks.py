@@ -3,31 +3,29 @@
     python3 tests/gpu/cost_of_checks.py RESULTS.json
 
 A step in a captured graph, beside the same kernel without its look at the actions, and with what is off by default.
-The ways take turns, so that a card that slows down slows all of them; the median of the turns counts.
+The ways take turns, so that a card that slows down slows all of them. Medians of the turns, and quartiles under the
+same names in `kernel_us_quartiles` and `call_us_quartiles`.
 """
 
 from __future__ import annotations
 
-import json
-import statistics
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
+from measurements import REPEATS, Measurements, arguments
 
 from gpu_vecenv.bench.games import compared_game, repeat_step
 from gpu_vecenv.compile import function_manager
-from gpu_vecenv.compile.device import resolve_device
-from gpu_vecenv.engine.timing import captured, provenance, seconds
+from gpu_vecenv.engine.timing import captured, quartiles, run_seconds, seconds
 from gpu_vecenv.engine.vec_env import VecEnv
 
 SIZES = (("tag_gridworld", 2000), ("tag_gridworld", 1_000_000), ("tag_continuous", 2000), ("cartpole", 1_000_000))
-STEPS, TURNS = 20, 5
-LOOK = "    int outside = 0, non_finite = 0;\n"  # where actions.cuh begins to look
+QUICK = (("cartpole", 3),)
+STEPS = 20
+LOOK = "    int outside = 0, nonfinite = 0;\n"  # where actions.cuh begins to look
 WAYS: dict[str, dict[str, Any]] = {
     "default": {},
     "end_on_nonfinite": {"end_on_nonfinite": True},
@@ -65,36 +63,43 @@ def steps(env: VecEnv) -> Callable[[], None]:
     return lambda: (again(), kept)[0]  # a graph knows addresses only
 
 
-def measure(name: str, num_envs: int, device: torch.device) -> dict[str, Any]:
+def microseconds(figure: str, times: Mapping[str, Sequence[float]]) -> dict[str, dict[str, Any]]:
+    """Medians under ``figure`` and quartiles under ``<figure>_quartiles``, each by name."""
+    found = {name: [round(value * 1e6, 3) for value in quartiles(taken)] for name, taken in times.items()}
+    medians = {name: median for name, (_, median, _) in found.items()}
+    return {figure: medians, f"{figure}_quartiles": {name: [first, third] for name, (first, _, third) in found.items()}}
+
+
+def measure(name: str, num_envs: int, device: torch.device, turns: int) -> dict[str, Any]:
     """One game: microseconds of a step by each way, and of the host's part of a call."""
-    envs = {way: VecEnv(compared_game(name), num_envs, device, **arguments) for way, arguments in WAYS.items()}
+    envs = {way: VecEnv(compared_game(name), num_envs, device, **options) for way, options in WAYS.items()}
     with unlooked():
         envs["no look at actions"] = VecEnv(compared_game(name), num_envs, device)
     runs = {way: steps(env) for way, env in envs.items()}
     times: dict[str, list[float]] = {way: [] for way in runs}
-    for _ in range(TURNS):
+    for _ in range(turns):
         for way, run in runs.items():
-            times[way].append(seconds(run, device) / STEPS * 1e6)
-    row = {way: round(statistics.median(taken), 3) for way, taken in times.items()}
+            times[way].append(seconds(run, device) / STEPS)
     env = envs["default"]
     actions, buffers = env.sample_actions(), env.step_buffers()
-    eager = seconds(lambda: env.step(actions, out=buffers), device, of=min) * 1e6
-    look = seconds(lambda: env._action_check(actions), device, of=min) * 1e6
-    host = {"call of step": round(eager, 3), "its look at dtype, shape and device": round(look, 3)}
+    host = {
+        "call of step": run_seconds(lambda: env.step(actions, out=buffers), device),
+        "its look at dtype, shape and device": run_seconds(lambda: env._action_check(actions), device),
+    }
     for each in envs.values():
         each.close()
-    return {"game": name, "num_envs": num_envs, "kernel_us": row, "call_us": host}
+    return {**microseconds("kernel_us", times), **microseconds("call_us", host)}
 
 
-def main(results: str) -> None:
-    """Measure, print and write."""
-    device = resolve_device(None)
-    rows = []
-    for name, num_envs in SIZES:
-        rows.append(measure(name, num_envs if device.type == "cuda" else num_envs // 100 or 1, device))
-        print(json.dumps(rows[-1]), flush=True)
-    Path(results).write_text(json.dumps({**provenance(device), "rows": rows}, indent=1) + "\n")
+def main() -> None:
+    """Measure what the file lacks."""
+    given = arguments(__doc__)
+    measurements = Measurements(given)
+    for name, num_envs in QUICK if given.quick else SIZES:
+        key = {"game": name, "num_envs": num_envs}
+        turns = 2 if given.quick else REPEATS
+        measurements.measure(key, lambda: measure(name, num_envs, given.device, turns))  # noqa: B023
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()

@@ -1,36 +1,32 @@
 """Throughput of examples/mappo_rnn.py beside that of the trainer with networks of the same size.
 
-    python3 tests/gpu/own_algorithm_speed.py RESULTS.json [cpu]
+    python3 tests/gpu/own_algorithm_speed.py RESULTS.json [--device cpu]
 
-simple_spread, with equal numbers of steps, sequences, epochs and minibatches. Three ways in turn, medians of blocks of
-iterations: the example; the trainer with network="gru"; the
-trainer with the example's networks as a module of the user's. The critics of the latter two see an agent's own
-observation and have a row for each agent, that of the example one for each environment. The goal is half of the
-trainer's throughput. Where it is missed the row says so; nothing fails.
+simple_spread, with equal numbers of steps, sequences, epochs and minibatches. Three ways in turn, medians and quartiles
+of ten blocks of iterations: the example; the trainer with network="gru"; the trainer with the example's networks as a
+module of the user's. The critics of the latter two see an agent's own observation and have a row for each agent, that
+of the example one for each environment. `example_by_this` is the example's throughput by that of a way.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import json
-import statistics
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from measurements import REPEATS, Measurements, arguments, blocks_in_turn, milliseconds, ratios
 from torch import nn
 
 from gpu_vecenv import PPOConfig, Trainer, VecEnv, configure
-from gpu_vecenv.compile.device import resolve_device
-from gpu_vecenv.engine.timing import provenance
+from gpu_vecenv.engine.timing import quartiles
 
-NUM_ENVS = {"cuda": (64, 512, 4096), "cpu": (64,)}
-BLOCKS, ITERATIONS = {"cuda": 7, "cpu": 5}, {"cuda": 20, "cpu": 2}
+NUM_ENVS, QUICK = {"cuda": (64, 512, 4096), "cpu": (64,)}, (4,)
+ITERATIONS = {"cuda": 20, "cpu": 2}  # of a block
 SIZES = {"num_steps": 30, "sequence_length": 10, "num_epochs": 5, "num_minibatches": 4}
-UNITS, GOAL = 64, 0.5
+UNITS = 64
 OF_TRAINER = {"total_steps": 10**12, "shared_trunk": False, "activation": "relu", "hidden_sizes": (UNITS, UNITS)}
 
 spec = importlib.util.spec_from_file_location("mappo_rnn", Path(__file__).parents[2] / "examples" / "mappo_rnn.py")
@@ -77,43 +73,37 @@ def ways_of(num_envs: int, device: torch.device) -> dict[str, Callable[[], objec
     return {"example": iteration, "trainer": gru.launch_iteration, "trainer, own module": own.launch_iteration}
 
 
-def rows_of(num_envs: int, device: torch.device) -> list[dict[str, Any]]:
+def rows_of(num_envs: int, device: torch.device, iterations: int, repeats: int) -> dict[str, dict[str, Any]]:
     """For each way milliseconds of an iteration and env-steps per second, and the example's part of the trainer's."""
-    ways, times = ways_of(num_envs, device), dict[str, list[float]]()
-    synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    ways = ways_of(num_envs, device)
     for iterate in ways.values():
         for _ in range(3):
             iterate()
-    for _ in range(BLOCKS[device.type]):
-        for name, iterate in ways.items():
-            synchronize()
-            start = time.perf_counter()
-            for _ in range(ITERATIONS[device.type]):
-                iterate()
-            synchronize()
-            times.setdefault(name, []).append((time.perf_counter() - start) / ITERATIONS[device.type])
-    medians = {name: statistics.median(found) for name, found in times.items()}
-    rows = []
-    for name, median in medians.items():
-        steps_per_s = round(num_envs * SIZES["num_steps"] / median)
-        rows.append({"name": name, "num_envs": num_envs, "ms": round(1e3 * median, 3), "env_steps_per_s": steps_per_s})
+    times = blocks_in_turn(ways, iterations, device, repeats)
+    rows = {}
+    for name, seconds in times.items():
+        steps_per_s = round(num_envs * SIZES["num_steps"] / quartiles(seconds)[1])
+        rows[name] = {**milliseconds("ms", seconds), "env_steps_per_s": steps_per_s}
         if name != "example":
-            ratio = round(median / medians["example"], 3)
-            rows[-1] |= {"example_by_this": ratio, "goal": GOAL, "reached": ratio >= GOAL}
-        print(json.dumps(rows[-1]), flush=True)
+            rows[name] |= ratios("example_by_this", seconds, times["example"])
     return rows
 
 
-def main(file: Path, device: torch.device) -> None:
-    """Measure all rows and write them."""
-    if device.type == "cuda":  # graphs cannot be captured on the default stream
+def main() -> None:
+    """Measure what the file lacks."""
+    given = arguments(__doc__)
+    device, kind = given.device, given.device.type
+    if kind == "cuda":  # graphs cannot be captured on the default stream
         stream = torch.cuda.Stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))
         torch.cuda.set_stream(stream)
-    rows = [row for num_envs in NUM_ENVS[device.type] for row in rows_of(num_envs, device)]
-    config = {"game": "simple_spread", "units": UNITS, **SIZES}
-    file.write_text(json.dumps({**provenance(device), "config": config, "rows": rows}, indent=1) + "\n")
+    measurements = Measurements(given, config={"game": "simple_spread", "units": UNITS, **SIZES})
+    iterations, repeats = (1, 2) if given.quick else (ITERATIONS[kind], REPEATS)
+    for num_envs in QUICK if given.quick else NUM_ENVS[kind]:
+        if not any(row["num_envs"] == num_envs for row in measurements.rows):
+            for name, row in rows_of(num_envs, device, iterations, repeats).items():
+                measurements.measure({"name": name, "num_envs": num_envs}, lambda: row)  # noqa: B023
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), resolve_device((*sys.argv[2:], "cuda")[0]))
+    main()

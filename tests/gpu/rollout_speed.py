@@ -2,27 +2,25 @@
 
     python3 tests/gpu/rollout_speed.py RESULTS.json [large]
 
-A row has microseconds of a rollout, medians, as CUDA graphs; `chosen` is the tile that a trainer takes. With `large`
-the rows are those of games whose environments are stepped by groups of several warps, with the tiles that have enough
-threads at work.
+A row has microseconds of a rollout as CUDA graphs, medians of ten runs, with quartiles under `<name> quartiles`;
+`chosen` is the tile that a trainer takes. With `large` the rows are those of games whose environments are stepped by
+groups of several warps, with the tiles that have enough threads at work.
 """
 
 from __future__ import annotations
 
-import json
 import multiprocessing
-import sys
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
+from measurements import Measurements, arguments
 
 from gpu_vecenv import VecEnv
 from gpu_vecenv.bench.games import compared_game
 from gpu_vecenv.compile.device import resolve_device
-from gpu_vecenv.engine.timing import captured, provenance, seconds
+from gpu_vecenv.engine.timing import captured, quartiles, run_seconds
 from gpu_vecenv.train.fused_rollout import RolloutTile, fused_rollout, rollout_program, rollout_tiles
 from gpu_vecenv.train.perceptron import Perceptron, perceptron_of
 from gpu_vecenv.train.policy_specs import PolicySpec, policy_of_spec, resolve_specs
@@ -105,43 +103,38 @@ def measured(
     data, env, passes = trainer.rollout, trainer.env, trainer._forward_passes
     kernels = {name: own.kernels for name, own in zip(trainer.policies, passes, strict=True)}
     networks = [own.perceptron for own in kernels.values() if own is not None]
-    row: dict[str, Any] = {
-        "game": game,
-        "num_envs": num_envs,
-        "policies": list(trainer.policies),
-        **config,
-        **(values or {}),
-    }
+    row: dict[str, Any] = {"policies": list(trainer.policies)}
 
     def launches() -> None:
         data.collect(passes, trainer.sampler, trainer._parameters)
         for forward in passes:
             forward(-1, only_values=True)
 
-    def microseconds(collect: Any) -> float:
-        return round(1e6 * seconds(captured(collect, device), device), 1)
+    def microseconds(name: str, collect: Any) -> dict[str, Any]:
+        runs = run_seconds(captured(collect, device), device)
+        first, median, third = (round(1e6 * value, 1) for value in quartiles(runs))
+        return {name: median, f"{name} quartiles": [first, third]}
 
     with trainer.training_stream():
-        row["several launches a step"] = microseconds(launches)
+        row |= microseconds("several launches a step", launches)
         row["chosen"] = trainer.rollout_reason if trainer._fused_rollout is None else str(trainer._fused_rollout.tile)
         for tile in tiles_of(env, networks):
             fused, reason = fused_rollout(data, trainer.sampler, trainer.unfused_reasons, kernels, tile)
-            row[str(tile)] = reason if fused is None else microseconds(fused)
-            print(f"{game} {' '.join(row['policies'])}: {tile}: {row[str(tile)]} us", flush=True)
+            row |= {str(tile): reason} if fused is None else microseconds(str(tile), fused)
     trainer.close()
     return row
 
 
-def main(file: Path, large: bool) -> None:
-    """Measure all rows and write them."""
-    rows = []
-    if large:
+def main() -> None:
+    """Measure what the file lacks."""
+    given = arguments(__doc__, rows=("small", "large"))
+    measurements = Measurements(given)
+    if given.rows == "large":
         compile_ahead()
-    for wanted in LARGE if large else ROWS:
-        rows.append(measured(*wanted))
-        print(json.dumps(rows[-1]), flush=True)
-    file.write_text(json.dumps({**provenance(resolve_device("cuda")), "rows": rows}, indent=1) + "\n")
+    for game, num_envs, config, *rest in LARGE if given.rows == "large" else ROWS:
+        key = {"game": game, "num_envs": num_envs, **config, **(rest[0] if rest else {}), "roles": rest[1:]}
+        measurements.measure(key, lambda: measured(game, num_envs, config, *rest))  # noqa: B023
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:] == ["large"])
+    main()

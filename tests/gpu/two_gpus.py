@@ -4,31 +4,28 @@
 
 Starts two processes by torchrun. The same environments, policies and options are trained by the first process alone,
 by both with the all-reduces in the one CUDA graph of an iteration, and by both in stages, collectives between graphs.
-All ways in turn, five blocks of iterations each, whose medians are the rows; each iteration reads its metrics. In the
-end weights of both ways, and of both processes, are compared. A ratio below the goal is in the row; nothing fails. Two
-minutes where kernels were compiled before.
-
-"rows" has the rows of one process and of two in turn, "in_stages" those of two in stages.
+All ways in turn, ten blocks of iterations each; each iteration reads its metrics. A row has medians and quartiles, and
+the ratio to one process of blocks that were measured one after the other. In the end weights of both ways, and of both
+processes, are compared. Rows that the file has are kept. Two minutes where kernels were compiled before.
 """
 
 from __future__ import annotations
 
-import json
+import argparse
 import os
-import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from measurements import REPEATS, ROOT, Measurements, arguments, milliseconds, ratios
 
 from gpu_vecenv import VecEnv
 from gpu_vecenv.bench.games import compared_game
 from gpu_vecenv.compile.device import resolve_device
-from gpu_vecenv.engine.timing import provenance, synchronize
+from gpu_vecenv.engine.timing import quartiles, synchronize
 from gpu_vecenv.train.distributed import World, process_group
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.trainer import Trainer
@@ -39,7 +36,8 @@ CONFIGURATIONS = (
     ("tag_continuous", 2000, 25, 64, 8),
     ("tag_gridworld", 2000, 100, 32, 100),
 )
-WARM_UP, BLOCKS, GOAL = 5, 5, 1.9  # iterations; blocks; env-steps per second of two processes by those of one
+WARM_UP = 5  # iterations
+WAYS = {"one": 1, "two": 2, "two, in stages": 2}  # processes
 
 
 def own_device() -> str:
@@ -80,31 +78,45 @@ def agree(world: World, both: list[Trainer]) -> bool:
     return not world.all_agree(not is_equal, False)[0]
 
 
-def row_of(trainer: Trainer, processes: int, seconds: list[float], sizes: tuple[str, int, int, int]) -> dict[str, Any]:
-    """Medians of the blocks."""
-    (name, num_envs, num_steps, units), each = sizes, statistics.median(seconds)
-    env_steps = num_steps * num_envs * processes
+def row_of(trainer: Trainer, processes: int, seconds: list[float]) -> dict[str, Any]:
+    """Medians and quartiles of the blocks."""
+    env_steps = trainer.config.num_steps * trainer.env.num_envs * processes
+    median = quartiles(seconds)[1]
     return {
-        "processes": processes,
+        "is_one_graph": trainer._graphed_iteration.graph is not None,
+        **milliseconds("iteration_ms", seconds),
+        "env_steps_per_s": round(env_steps / median),
+        "agent_steps_per_s": round(env_steps * trainer.env.num_agents / median),
+    }
+
+
+def key_of(way: str, name: str, num_envs: int, num_steps: int, units: int) -> dict[str, Any]:
+    """What is measured; ``num_envs`` are those of each process."""
+    return {
+        "way": way,
+        "processes": WAYS[way],
         "game": name,
-        "num_envs": num_envs,  # of each
-        "num_agents": trainer.env.num_agents,
+        "num_envs": num_envs,
+        "num_agents": compared_game(name).num_agents,
         "num_steps": num_steps,
         "units": [units, units],
         "update": "4 epochs of 4 minibatches",
         "precision": "tf32",
-        "is_one_graph": trainer._graphed_iteration.graph is not None,
-        "iteration_ms": round(each * 1e3, 3),
-        "blocks_ms": [round(block * 1e3, 3) for block in seconds],
-        "env_steps_per_s": round(env_steps / each),
-        "agent_steps_per_s": round(env_steps * trainer.env.num_agents / each),
     }
 
 
-def measure(file: Path) -> None:
+def measure(given: argparse.Namespace) -> None:
     """As a process of torchrun; the first one writes the results."""
     torch.cuda.set_device(own_device())
-    sizes = [configuration[:4] for configuration in CONFIGURATIONS]
+    given.device = resolve_device(own_device())
+    nccl = {
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+        "nccl_variables": {key: value for key, value in sorted(os.environ.items()) if key.startswith("NCCL_")},
+    }
+    measurements = Measurements(given, **nccl)
+    measured = {(row["game"], row["num_envs"]) for row in measurements.rows}
+    left = [configuration for configuration in CONFIGURATIONS if configuration[:2] not in measured]
+    sizes = [configuration[:4] for configuration in left]
     alone = [trainer_of(*own) for own in sizes]  # made before there is a process group, each is of one process
     for trainer in alone:
         timed(trainer, WARM_UP)
@@ -115,43 +127,34 @@ def measure(file: Path) -> None:
             trainer.collectives_reason = "measured for comparison"
         for trainer in (*whole, *stages):
             timed(trainer, WARM_UP)
-        results: dict[str, Any] = {**provenance(resolve_device(own_device())), "rows": [], "in_stages": []}
-        for k, (own, configuration) in enumerate(zip(sizes, CONFIGURATIONS, strict=True)):
-            seconds: list[list[float]] = [[], [], []]
-            for _ in range(BLOCKS):
-                for way, trainer in enumerate((alone[k], whole[k], stages[k])):
+        for k, (*own, iterations) in enumerate(left):
+            trainers = dict(zip(WAYS, (alone[k], whole[k], stages[k]), strict=True))
+            seconds: dict[str, list[float]] = {way: [] for way in WAYS}
+            for _ in range(REPEATS):
+                for way, trainer in trainers.items():
                     world.barrier()
-                    if way > 0 or world.rank == 0:
-                        seconds[way].append(timed(trainer, configuration[4]))
+                    if WAYS[way] == 2 or world.rank == 0:
+                        seconds[way].append(timed(trainer, iterations))
             equal = agree(world, [whole[k], stages[k]])
             if world.rank > 0:
                 continue
-            rows = [
-                row_of(trainer, processes, own_seconds, own)
-                for trainer, processes, own_seconds in zip(
-                    (alone[k], whole[k], stages[k]), (1, 2, 2), seconds, strict=True
-                )
-            ]
-            for row in rows[1:]:
-                row["ratio"] = round(row["env_steps_per_s"] / rows[0]["env_steps_per_s"], 3)
-            rows[1] |= {"goal": GOAL, "reached": rows[1]["ratio"] >= GOAL}
-            rows[1] |= {"collectives_reason": reasons[k], "weights_are_equal": equal}
-            results["rows"] += rows[:2]
-            results["in_stages"].append(rows[2])
-            for row in rows:
-                print(json.dumps(row), flush=True)
-        if world.rank == 0:
-            results["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-            results["nccl_variables"] = {key: x for key, x in sorted(os.environ.items()) if key.startswith("NCCL_")}
-            file.write_text(json.dumps(results, indent=1) + "\n")
+            for way, trainer in trainers.items():
+                row = row_of(trainer, WAYS[way], seconds[way])
+                if WAYS[way] == 2:
+                    twice = [2 * one for one in seconds["one"]]  # as two processes step twice the environments
+                    row |= ratios("ratio", twice, seconds[way])
+                    row |= {"collectives_reason": reasons[k], "weights_are_equal": equal} if way == "two" else {}
+                measurements.measure(key_of(way, *own), lambda: row)  # noqa: B023
 
 
 if __name__ == "__main__":
+    parsed = arguments(__doc__)
     if "RANK" in os.environ:
-        measure(Path(sys.argv[1]))
+        measure(parsed)
     else:
-        root = str(Path(__file__).resolve().parents[2])  # the package, which torchrun's processes import
-        paths = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-        two = ["--standalone", "--nproc-per-node=2", __file__, sys.argv[1]]
+        paths = os.pathsep.join(
+            filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
+        )  # torchrun's processes import it
+        two = ["--standalone", "--nproc-per-node=2", __file__, str(parsed.file)]
         command = [sys.executable, "-m", "torch.distributed.run", *two]
         sys.exit(subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, check=False).returncode)

@@ -3,7 +3,6 @@
 import ast
 import dataclasses
 import importlib
-import json
 import os
 import re
 import shutil
@@ -144,106 +143,6 @@ def test_a_notebook_s_page_has_its_text_its_code_and_its_stored_results(tmp_path
     )
     assert page.endswith("\n\n```text\na\nb\n```\n\n![result](some-1-1.png)\n") and "colab" not in page
     assert (tmp_path / "some-1-1.png").read_bytes() == b"\x89PNG"
-
-
-def metrics(file: str) -> list[dict[str, Any]]:
-    return json.loads((DOCS / "performance" / file).read_text())["rows"]
-
-
-def scaled(rate: float) -> str:
-    """A rate with three or four digits and its unit."""
-    if rate >= 1e9:
-        return f"{rate / 1e9:,.1f} G"
-    return f"{rate / 1e6:,.1f} M" if rate >= 1e5 else f"{rate / 1e3:,.0f} k"
-
-
-def test_documented_performance_is_what_was_measured() -> None:
-    page = (DOCS / "performance.md").read_text(encoding="utf-8")
-    rows = set(re.findall(r"^\| (.*) \|$", page, re.MULTILINE))
-    core, pycuda = metrics("h200-cuda_core.json"), metrics("h200-pycuda.json")
-    told = set()
-    for row in [*core, *metrics("cpu-one-core.json")]:
-        million = row["step_env_steps_per_s"] / 1e6
-        told.add(
-            f"`{row['game']}` | {row['num_envs']:,} x {row['num_agents']:,} | {row['step_us']:,.1f} | "
-            f"{million:,.{2 if million > 0.1 else 3}f} | {row['step_agent_steps_per_s'] / 1e6:,.1f} | "
-            f"{row['step_bytes'] / 1e6:,.1f} | {row['step_share_of_copy_bandwidth']:.0%}"
-        )
-    for row, other in zip(core, pycuda, strict=True):
-        if "sample_and_step_us" in row:
-            told.add(
-                f"`{row['game']}` | {row['num_envs']:,} x {row['num_agents']:,} | {row['step_us']:,.1f} | "
-                f"{row['sample_and_step_us']:,.1f} | {other['step_us']:,.1f} | {other['sample_and_step_us']:,.1f}"
-            )
-    for row in metrics("h200-training.json"):
-        shares = [row[f"{part}_time_fraction"] for part in ("policy", "sampling", "env", "update")]
-        told.add(
-            f"{row['game']}, {row['num_envs']:,} x {row['num_steps']}, 2 x {row['units']} | {row['update']} | "
-            f"{row['iteration_ms']:,.1f} | {row['env_steps_per_s'] / 1e6:.2f} | {row['agent_steps_per_s'] / 1e6:.1f} | "
-            f"{' | '.join(f'{share:.0%}' for share in shares)} | {row['peak_bytes'] / 2**30:.1f}"
-        )
-    two_gpus = json.loads((DOCS / "performance" / "h200-two-gpus.json").read_text())
-    for one, two, several in zip(two_gpus["rows"][::2], two_gpus["rows"][1::2], two_gpus["in_stages"], strict=True):
-        rates = [each["env_steps_per_s"] / 1e6 for each in (one, two, several)]
-        told.add(
-            f"{one['game']}, {one['num_envs']:,} x {one['num_steps']}, 2 x {one['units'][0]} | {rates[0]:.2f} M | "
-            f"{rates[1]:.2f} M | {rates[1] / rates[0]:.2f} | {rates[2] / rates[0]:.2f}"
-        )
-    overcooked = json.loads((DOCS / "performance" / "h100-overcooked.json").read_text())
-    for before, after in zip(*overcooked["random_play"].values(), strict=True):
-        rates = " | ".join(f"{row['env_steps_per_s'] / 1e6:.0f} M" for row in (before, after))
-        told.add(f"{after['layout']} | {after['num_envs']:,} | {rates} | {after['share']:.0%}")
-    passes = {
-        (*row["shape"], row["rows"], row["name"]): row["us"]
-        for row in overcooked["network"]
-        if row["what"] == "both" and not row["bf16"]
-    }
-    for (height, width, channels, images, name), time in passes.items():
-        if name == "now" and channels == 26:
-            product = passes[height, width, channels, images, "dense"]
-            told.add(f"{height} x {width} | {images:,} | {time:,.0f} µs | {product:,.0f} µs")
-    latest = json.loads((DOCS / "performance" / "h200-steps.json").read_text())
-    for row in latest["rows"]:
-        rate = row["num_envs"] / row["sample_and_step_us"] * 1e6
-        told.add(
-            f"`{row['game']}` | {row['num_envs']:,} x {row['num_agents']:,} | {row['step_us']:,.1f} | "
-            f"{row['sample_and_step_us']:,.1f} | {scaled(rate)} | {row['step_share_of_copy_bandwidth']:.0%}"
-        )
-    for row in latest["training"]:
-        networks = ("one network", "two networks")[row["networks"] - 1]
-        told.add(
-            f"{row['game']}, {row['num_envs']:,} x {row['num_steps']}, {networks} of 2 x {row['layers'][0]} | "
-            f"{row['epochs']} | {row['precision']} | {row['iteration_ms']:.1f} | "
-            f"{row['agent_steps_per_s'] / 1e6:.1f}"
-        )
-    for row in json.loads((DOCS / "performance" / "h200-learner.json").read_text())["rows"]:
-        torch, kernels = row["torch"], row["kernels"]
-        in_intervals = kernels["milliseconds_in_intervals"]
-        faster = kernels["milliseconds"] / in_intervals
-        told.add(
-            f"{row['name']} | {row['num_envs']:,} x {row['num_steps']} | {torch['milliseconds']:.1f} | "
-            f"{kernels['milliseconds']:.1f} | {in_intervals:.1f} | {kernels['env_steps_per_s'] * faster / 1e6:.2f} M | "
-            f"{kernels['agent_steps_per_s'] * faster / 1e6:.0f} M | {torch['peak_bytes'] / 2**20:,.0f} | "
-            f"{kernels['peak_bytes'] / 2**20:,.0f}"
-        )
-    heads = {
-        row for row in rows if row.startswith(("game |", "configuration |", "iteration |", "kitchen |", "cells |"))
-    }
-    assert rows - heads == told
-
-
-def test_each_table_of_measurements_has_its_computer_and_its_command_below_it() -> None:
-    page = (DOCS / "performance.md").read_text(encoding="utf-8")
-    tables = re.findall(r"(?:^\|.*\n)+\n(.*)\n\n(```sh\npython .*)?", page, re.MULTILINE)
-    assert len(tables) == page.count("\n|---") >= 7
-    for told, command in tables:
-        found = re.fullmatch(r"\*(.*): `docs/performance/(.*\.json)`\.\*", told)
-        assert found and command, told
-        results = json.loads((DOCS / "performance" / found[2]).read_text())
-        expected = [results["device"], f"commit {results['commit']}", f"torch {results['torch']}"]
-        expected += [results["driver"]] if "driver" in results else []
-        assert found[1] == ", ".join([*expected, f"Python {results['python']}"])
-    assert not re.search(r"\bgoals?\b", page)
 
 
 @pytest.mark.slow
