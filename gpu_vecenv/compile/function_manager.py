@@ -6,12 +6,13 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import torch
 
 from gpu_vecenv._version import __version__
+from gpu_vecenv.absent import OF_FUNCTION_MANAGER, absent_attribute
 from gpu_vecenv.compile.backends import Backend, GroupShape, LaunchShape, Module, structure
 from gpu_vecenv.compile.backends.select import select
 from gpu_vecenv.compile.cache import open_cached
@@ -63,6 +64,11 @@ class FunctionManager:
     def __init__(self, device: str | torch.device | None = None, driver: str | None = None) -> None:
         self.device = resolve_device(device)
         self.backend: Backend = select(self.device, driver)
+
+    if not TYPE_CHECKING:  # type checkers report unknown attributes of classes without this method
+
+        def __getattr__(self, name: str) -> NoReturn:
+            absent_attribute(self, name, OF_FUNCTION_MANAGER)
 
     def compile(
         self,

@@ -12,6 +12,7 @@ import signal
 import sys
 from pathlib import Path
 from typing import get_args
+from uuid import uuid4
 from xml.etree import ElementTree
 
 import gymnasium
@@ -706,7 +707,7 @@ def test_a_game_that_was_not_checked_since_it_changed_is_named(own, command, mon
     ]
     assert command(*record, "checked")[::2] == (0, [])
     rules = own.with_suffix(".cu")
-    sound, right = rules.read_text() + "// changed\n", "        io.rewards[i] = "
+    sound, right = rules.read_text() + f"// {uuid4()}\n", "        io.rewards[i] = "
     rules.write_text(sound.replace(right, f"[[maybe_unused]] bool beyond = io.truncations[NUM_AGENTS];\n{right}"))
     assert command(*check)[0] == 1
     assert command(*record, "wrong", "--seed", "1")[::2] == (0, unchecked)

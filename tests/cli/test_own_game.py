@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import gymnasium
 import numpy as np
@@ -277,8 +278,7 @@ def test_what_is_no_python_file_is_no_path_of_a_game(name):
 
 def test_a_game_is_checked_until_one_of_its_files_changes(write, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    mine = tmp_path.name  # no other run of this test has checked these files
-    (tmp_path / "near.cuh").write_text(f"// {mine}\n")
+    (tmp_path / "near.cuh").write_text(f"// {uuid4()}\n")  # no other run of this test has checked these files
     (tmp_path / "lonely_sizes.py").write_text("WIDE = 2\n")
     path = write("from lonely_sizes import WIDE\n" + BARE, '#include "near.cuh"\n' + BARE_TEXT)
     game = load_game("lonely.py")()
