@@ -27,7 +27,7 @@ from gpu_vecenv.compile.device import resolve_device
 from gpu_vecenv.compile.engine_kernels import DEFAULT_BUILD, BuildOptions, engine_kernels
 from gpu_vecenv.compile.joined_launches import JoinedKernels, RecordedLaunch
 from gpu_vecenv.compile.recording import recorder
-from gpu_vecenv.compile.source_rules import check_source_rules, check_variables
+from gpu_vecenv.compile.source_rules import check_source_rules, check_variables, cures
 from gpu_vecenv.declare.arguments import check_kind
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar, arguments_source
@@ -187,9 +187,9 @@ class FunctionManager:
 
 
 def with_diagnostics(name: str, error: KernelCompileError) -> KernelCompileError:
-    """The error of a compiler with the first lines of what it says of the source ``name``."""
+    """The error of a compiler with the first lines of what it says of the source ``name``, and cures."""
     lines = [line for line in error.log.splitlines() if DIAGNOSTIC.search(line)] or error.log.splitlines()
-    shown = "\n  ".join(lines[:SHOWN_DIAGNOSTICS])
+    shown = "\n  ".join([*lines[:SHOWN_DIAGNOSTICS], *cures(lines[:SHOWN_DIAGNOSTICS])])
     return KernelCompileError(f"{name} did not compile ({error}):\n  {shown}", error.log)
 
 

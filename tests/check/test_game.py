@@ -50,7 +50,8 @@ MISTAKES = {
     "write beyond an array of scratch": (
         "//",
         "ONCE if (io.elapsed_steps == 7) io.scratch->heading[io.elapsed_steps - 4] = 1;",
-        r"G01: step wrote outside of Scratch in environment 0: the nearest byte is 1 after its last; .*\(in step 7\)",
+        r"G01: step wrote outside of Scratch in environment 0: the nearest byte is 1 after its last; .* "
+        r"For file and line, declare them as CheckedArray<type, size> name; \(in step 7\)",
     ),
     "unwritten observation": (
         "        io.obs[i][1] = s.place[i][1];\n",
