@@ -32,11 +32,42 @@ OF_VEC_ENV = {
     # WarpDrive's EnvWrapper
     "step_all_envs": "use env.step(actions)",
     "reset_all_envs": "use env.reset()",
-    "reset_only_done_envs": "step resets those that have ended, see autoreset_mode; env.reset(mask=…) resets some",
+    **dict.fromkeys(
+        ("reset_only_done_envs", "reset_when_done"),
+        "step resets those that have ended, see autoreset_mode; env.reset(mask=…) resets some",
+    ),
     "cuda_data_manager": "use env.data",
     "cuda_function_manager": "use env.functions",
     "n_agents": "use env.num_agents",
     "n_envs": "use env.num_envs",
+    "graceful_close": "use env.close()",
+}
+# WarpDrive's, of which each name has one place here.
+_EPISODE = "gpu_vecenv.rollout(env, policy, fields=(…)) returns an episode as NumPy arrays"
+_LAUNCH = "a kernel is named when it is launched: program.launch(kernel, items, …)"
+_COMPILE = "use env.functions.compile(source, kernels=[…]), or env.functions.compile_game(layout)"
+OF_DATA_MANAGER = {
+    "push_data_to_device": "use env.data.push(name, array)",
+    "pull_data_from_device": "use env.data.pull(name), a NumPy array; fields of the game have the prefix state_",
+    **dict.fromkeys(("data_on_device_via_torch", "device_data"), "use env.data[name], a tensor"),
+    "save_copy_and_apply_at_reset": "the game's reset draws each episode's start; initial_states= of make gives others",
+    "log_data_across_episode": _EPISODE,
+    "add_shared_constants": "declare Field(…, shared=True), and give arrays= to gpu_vecenv.make",
+    "add_meta_info": "declare a param of the game: it is a constant of its device code",
+}
+OF_FUNCTION_MANAGER = {
+    **dict.fromkeys(("initialize_functions", "get_function"), _LAUNCH),
+    **dict.fromkeys(("compile_and_load_cuda", "load_cuda_from_source_code"), _COMPILE),
+}
+OF_SAMPLER = {
+    "init_random": "env.reset(seed=…) seeds the draws",
+    "register_actions": "nothing is to be registered: sample returns new tensors, or writes to those of out=",
+}
+OF_TRAINER = {
+    "save_model_checkpoint": "use trainer.save(path)",
+    "load_model_checkpoint": "use trainer.load(path)",
+    "fetch_episode_states": _EPISODE,
+    "graceful_close": "use trainer.close()",
 }
 OF_GYMNASIUM_VECTOR_ENV = {
     **{name: text.format("view.vec_env") for name, text in _OBJECT_METHODS.items()},
@@ -53,6 +84,11 @@ OF_PACKAGE = {
     "TrainerA2C": "use gpu_vecenv.Trainer(env, gpu_vecenv.PPOConfig.a2c())",
     "TrainerPPO": "use gpu_vecenv.Trainer(env, gpu_vecenv.PPOConfig())",
     "DataFeed": "use env.data.push(name, array)",
+    "CUDAFunctionFeed": "arguments have the names of a KernelSignature, which env.functions.compile takes",
+    "CUDALogController": _EPISODE,
+    "CUDAEnvironmentReset": "step resets environments that have ended; env.reset(mask=…) resets some",
+    "ParamScheduler": "use final_learning_rate of gpu_vecenv.PPOConfig, or a gpu_vecenv.Curriculum",
+    "WarpDriveModule": "gpu_vecenv.adapters.lightning has a module for PyTorch Lightning",
     **dict.fromkeys(("CUDADataManager", "PyCUDADataManager"), "use gpu_vecenv.DataManager, as env.data"),
     **dict.fromkeys(
         ("CUDAFunctionManager", "PyCUDAFunctionManager"), "use gpu_vecenv.FunctionManager, as env.functions"

@@ -14,6 +14,10 @@ class ConfigError(ValueError):
     """A configuration key is unknown, of the wrong type or out of range."""
 
 
+class UnknownOptionError(ConfigError, TypeError):
+    """A class of options has none of this name; the message lists the nearest names."""
+
+
 class EnvDefinitionError(ValueError):
     """A game's declaration contradicts itself or its device code."""
 

@@ -27,7 +27,7 @@ from gpu_vecenv.views.pettingzoo_env import ParallelEnv
 
 CALL_SECONDS = 60.0  # after which a call of these builds, in a process of its own, is an endless loop
 CPU = torch.device("cpu")
-RULES = "G01", "G02", "G03", "G04"  # checked together
+RULES = {"G01", "G02", "G03", "G04"}  # of one run, which checks them all
 Stage = Callable[[GameRun, OnProgress], Report]
 
 
@@ -68,8 +68,8 @@ def check_game(
         game: The configured game.
         device: "cpu", "cuda", "cuda:1"; None takes cuda if usable, else cpu.
         driver: "pycuda" or "cuda_core" (CUDA only); None takes the first that works.
-        checks: Checks to run, of "G00" … "G06" and "K01" … "K28"; None runs all but "G00". A call that does not end, or
-            writes where it may not, is "G01" whatever was chosen.
+        checks: Checks to run, of "G00" … "G06" and "K01" … "K28"; None runs all but "G00". "G01" to "G04" are one run:
+            each of them stands for all four.
         num_envs: Environments whose trajectories are compared, at least 2.
         steps: Length of most runs, at least 10. Violations that occur later are not found.
         max_steps: Step at which episodes are truncated; None takes the game's own ``max_steps``, if it has one. If
@@ -97,6 +97,7 @@ def check_game(
     chosen = {*chosen_checks(checks, [*GAME_CHECKS, *CHECKS])}
     chosen -= {"G00"} if checks is None else set()
     chosen |= {"G00"} if sanitize else set()
+    chosen |= RULES if chosen & RULES else set()
     run = GameRun(
         game=game,
         device=resolve_device(device),
@@ -126,7 +127,7 @@ def _stages(run: GameRun, modes: Iterable[str], parallel: bool) -> dict[str, Sta
     stages: dict[str, Stage] = {}
     if "G00" in run.checks:
         stages["sanitizers"] = _sanitizers
-    if run.checks.intersection(RULES):
+    if run.checks >= RULES:
         stages["rules"] = _rules
     if "G06" in run.checks:
         stages["races"] = _races
@@ -170,12 +171,10 @@ def _rules(run: GameRun, on_progress: OnProgress) -> Report:
             left_out.append(f"on {device}: {str(error).splitlines()[0]}")
         if cause is not None:
             break
-    for check in RULES:
+    for check in sorted(RULES):
         if cause is not None and check == cause.check:
             report.merge(_failed(run, *cause))
             break
-        if check not in run.checks:
-            continue
         if len(left_out) == len(devices):
             report.skipped[check] = "; ".join(left_out)
         elif check == "G04" and (run.max_steps is None or run.max_steps > LONGEST):

@@ -17,7 +17,8 @@ from rich.console import Console
 
 from gpu_vecenv.check import Report, check_parallel_env, check_vector_env
 from gpu_vecenv.check.export import as_json, as_junit
-from gpu_vecenv.check.game import check_game
+from gpu_vecenv.check.game import RULES, check_game
+from gpu_vecenv.cli.game_files import mark_as_checked
 from gpu_vecenv.cli.options import (
     Command,
     DeviceOptions,
@@ -125,6 +126,8 @@ class Check(ReportOptions, DeviceOptions, Generic[GameT]):
                 sanitize=self.sanitize,
                 on_progress=on_progress,
             )
+        if "G01" in report.passed and RULES.isdisjoint(report.failed):  # a failure ends the run in which G01 is found
+            mark_as_checked(self.game_name, self.game)  # type: ignore[arg-type]
         return self.finish(report)
 
 

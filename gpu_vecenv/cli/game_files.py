@@ -3,6 +3,8 @@
 Settings of runs are data: what they name is run only if the same user began a run with these very files on this
 machine, which a mark in the cache folder shows. Replays name no files; where the same user recorded such ones on this
 machine, a file in the cache folder does. Else the command is refused until the file is given.
+
+Another mark shows that ``check`` found no index out of bounds in such files.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import shlex
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,6 +23,7 @@ from gpu_vecenv.compile.codegen import own_files
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.envs.registry import GAME_FILE, GAMES, load_game
 from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.escapes import printable
 from gpu_vecenv.files import replace_file
 from gpu_vecenv.train.game_policy import run_and_member
 from gpu_vecenv.train.run_folder import SETTINGS
@@ -51,14 +55,29 @@ def game_file_settings(argument: str, game: Env) -> dict[str, Any] | None:
     if match is None:
         return None
     path = Path(match[1]).resolve()
-    files = sorted({path, *_modules_in(path.parent), *own_files(game.layout)})
     entry = {
         "argument": str(path) if match[2] is None else f"{path}:{match[2]}",
-        "files": {str(file): _sha256(file) for file in files},
+        "files": {str(file): _sha256(file) for file in _files(path, game)},
     }
     with contextlib.suppress(OSError):  # without a mark, commands need the file again
         replace_file(_mark(entry), b"")
     return entry
+
+
+def mark_as_checked(argument: str, game: Env) -> None:
+    """Mark the files of a game in which ``check`` found no index out of bounds; a game without a file needs no mark."""
+    if (mark := _mark_of_check(argument, game)) is not None:
+        with contextlib.suppress(OSError):  # without a mark, commands say that the files are not checked
+            replace_file(mark, b"")
+
+
+def report_unchecked(argument: str, game: Env) -> None:
+    """Print to the standard error that the game's file has not been checked as it is now, unless it has."""
+    mark = _mark_of_check(argument, game)
+    if mark is not None and not mark.is_file():
+        command = shlex.join(["gpu-vecenv", "check", argument, "--checks", "G01", "G06"])
+        text = f"{argument} has not been checked as it is now; an index out of bounds would corrupt memory: {command}"
+        print(printable(f"gpu-vecenv: {text}"), file=sys.stderr)
 
 
 def load_game_of_run(run: Path) -> None:
@@ -135,6 +154,11 @@ def _load_unchanged(entry: dict[str, Any], what: str) -> None:
     load_game(argument)
 
 
+def _files(path: Path, game: Env) -> list[Path]:
+    """The file of a game, the modules beside it that are imported, and the device code."""
+    return sorted({path, *_modules_in(path.parent), *own_files(game.layout)})
+
+
 def _modules_in(folder: Path) -> list[Path]:
     """The files of imported modules that are found because the folder is on ``sys.path``."""
     files = []
@@ -158,6 +182,15 @@ def _entry_of_replay(recording: Replay) -> Path:
     return cache_dir() / "games" / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
 
 
-def _mark(entry: dict[str, Any]) -> Path:
-    """The empty file that exists once a run was begun with these files."""
+def _mark(entry: Any) -> Path:
+    """The empty file that exists once a run was begun with these files, or once they were checked."""
     return cache_dir() / "games" / hashlib.sha256(json.dumps(entry, sort_keys=True).encode()).hexdigest()
+
+
+def _mark_of_check(argument: str, game: Env) -> Path | None:
+    """That of a game in files with these contents, wherever they are; None of a game that a name stands for."""
+    match = GAME_FILE.fullmatch(argument)
+    if match is None:
+        return None
+    digests = [_sha256(file) for file in _files(Path(match[1]).resolve(), game)]
+    return _mark({"checked": sorted(digests), "game": game.name()})

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Generic, TypeVar, Union
 import tyro
 from rich.console import Console
 
-from gpu_vecenv.cli.game_files import keep_game_file_of_replays, load_game_of_replay
+from gpu_vecenv.cli.game_files import keep_game_file_of_replays, load_game_of_replay, report_unchecked
 from gpu_vecenv.cli.options import (
     PROGRAM,
     Command,
@@ -129,6 +129,7 @@ class Record(RecordOptions, Generic[GameT]):
     def __call__(self) -> None:
         """Record."""
         game: Env = self.game  # type: ignore[assignment]
+        report_unchecked(self.source, game)
         env = VecEnv(game, 1, resolve_device(self.device), driver=self.driver)
         self.save(env, dict.fromkeys(game.layout.roles), greedy=False)
 

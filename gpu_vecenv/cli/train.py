@@ -20,7 +20,7 @@ import tyro
 from gpu_vecenv.cli.actors import load_other_run, role_sources
 from gpu_vecenv.cli.curriculum import curriculum_of, preset_schedules, stored_curriculum
 from gpu_vecenv.cli.game_files import KEY as GAME_FILE_KEY
-from gpu_vecenv.cli.game_files import game_file_settings, load_game_of_run
+from gpu_vecenv.cli.game_files import game_file_settings, load_game_of_run, report_unchecked
 from gpu_vecenv.cli.opponents import OpponentOptions, errors_name_options
 from gpu_vecenv.cli.options import (
     PROGRAM,
@@ -150,6 +150,8 @@ class Train(DeviceOptions, Generic[GameT, ConfigT]):
             how: dict[str, Any] = {"reward": reward, "graphs": self.graphs, "policies": specs}
             how["opponents"] = self.opposition.config(game)
             how["curriculum"] = curriculum_of(self.schedules)
+            if world.rank == 0:
+                report_unchecked(self.game_name, game)
             with errors_name_options():
                 trainers = [Trainer(make_env(), self.learner, seed=seed, **how) for seed in seeds]
             selection = make_selection(trainers[0], self.run)  # raises for wrong names before anything is written

@@ -27,6 +27,7 @@ from gpu_vecenv.errors import EnvDefinitionError
 from gpu_vecenv.escapes import printable
 from gpu_vecenv.files import cuda_folder
 
+HOST_PRINTING = "#if !defined(__CUDACC__)\n#include <cassert>\n#include <cstdio>\n#endif\n"
 FUNCTIONS = ("reset", "step", "observe")
 SIMD_ENVS = 64  # environments that the host steps in one SIMD loop, one bit of a word each
 PARAMETERS = r"\s*\((const\s+|\[\[\w+\]\]\s*)*State(\s+\w+)?\s*,\s*(const\s+|\[\[\w+\]\]\s*)*Io(\s+\w+)?\s*\)"
@@ -243,6 +244,8 @@ def stepping_source(layout: GameLayout, build: BuildOptions, seen: set[str]) -> 
     except (OSError, UnicodeDecodeError) as error:
         raise EnvDefinitionError(f"{layout.name}: its device code {path} cannot be read: {error}") from error
     declared = declared_source(layout, build, seen)
+    if "printing" in layout.allows:
+        declared = HOST_PRINTING + declared
     if build.thread_order:
         declared = f"#define DEBUG_THREAD_ORDER {build.thread_order}\n{declared}"
     before = inline_includes('#include "game_api.cuh"', "generated header", None, seen)

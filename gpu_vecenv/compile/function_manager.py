@@ -6,12 +6,13 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import torch
 
 from gpu_vecenv._version import __version__
+from gpu_vecenv.absent import OF_FUNCTION_MANAGER, absent_attribute
 from gpu_vecenv.compile.backends import Backend, GroupShape, LaunchShape, Module, structure
 from gpu_vecenv.compile.backends.select import select
 from gpu_vecenv.compile.cache import open_cached
@@ -26,7 +27,7 @@ from gpu_vecenv.compile.device import resolve_device
 from gpu_vecenv.compile.engine_kernels import DEFAULT_BUILD, BuildOptions, engine_kernels
 from gpu_vecenv.compile.joined_launches import JoinedKernels, RecordedLaunch
 from gpu_vecenv.compile.recording import recorder
-from gpu_vecenv.compile.source_rules import check_source_rules, check_variables
+from gpu_vecenv.compile.source_rules import check_source_rules, check_variables, cures
 from gpu_vecenv.declare.arguments import check_kind
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar, arguments_source
@@ -63,6 +64,11 @@ class FunctionManager:
     def __init__(self, device: str | torch.device | None = None, driver: str | None = None) -> None:
         self.device = resolve_device(device)
         self.backend: Backend = select(self.device, driver)
+
+    if not TYPE_CHECKING:  # type checkers report unknown attributes of classes without this method
+
+        def __getattr__(self, name: str) -> NoReturn:
+            absent_attribute(self, name, OF_FUNCTION_MANAGER)
 
     def compile(
         self,
@@ -181,9 +187,9 @@ class FunctionManager:
 
 
 def with_diagnostics(name: str, error: KernelCompileError) -> KernelCompileError:
-    """The error of a compiler with the first lines of what it says of the source ``name``."""
+    """The error of a compiler with the first lines of what it says of the source ``name``, and cures."""
     lines = [line for line in error.log.splitlines() if DIAGNOSTIC.search(line)] or error.log.splitlines()
-    shown = "\n  ".join(lines[:SHOWN_DIAGNOSTICS])
+    shown = "\n  ".join([*lines[:SHOWN_DIAGNOSTICS], *cures(lines[:SHOWN_DIAGNOSTICS])])
     return KernelCompileError(f"{name} did not compile ({error}):\n  {shown}", error.log)
 
 

@@ -7,7 +7,7 @@ in the compiled binary, where no spelling hides them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -56,16 +56,35 @@ REASONS = {
     "threads and blocks": "the CPU has none of them",
     "library functions": "libraries round differently on CPU and GPU; use math.cuh, as in math::sin",
     "external names": "a game consists of its own source; define it there",
-    "atomics": "their order is nondeterministic, and the host build has none; use atomic_add for integers",
+    "atomics": "their order is nondeterministic, and the host build has none; use atomic_add for integers. A float sum "
+    "is a loop of each agent over the others, in a fixed order",
     "inline assembly": "it targets one processor",
     "intrinsics": "they belong to one compiler, and many are approximate",
     "allocation": "memory is declared: fields of the state, or struct Scratch",
-    "printing": "thousands of threads would print, and the GPU would synchronise",
+    "printing": "thousands of threads would print, and the GPU would synchronise; to look at a value, make it a field "
+    "of the state and read env.state[name]",
     "token pasting": "it makes names that these rules cannot check; write the name",
     "pragmas": "they change what one compiler computes; #pragma once and unroll are permitted",
     "mutable variables": "it keeps its value between steps, shared by all environments and lost by saved states; make "
     "it a field of the state or of struct Scratch, or constexpr",
 }
+# What a compiler says of names that games do not have: WarpDrive's, Gymnasium's -> what they have in their place.
+UNKNOWN_NAME = re.compile("not declared|undeclared|undefined|no member")
+QUOTED = re.compile(r"['\"\u2018](\w+)['\"\u2019]")
+UNKNOWN_NAMES = {
+    r"kThisAgent\w*|agent_id": "FOR_AGENTS (i) { … } gives the agent, i",
+    r"kEnv\w+|kThisEnv\w+|env_id": "`s` and `io` are those of one environment",
+    r"kNumAgents|wkNumberAgents": "write NUM_AGENTS",
+    r"kEpisodeLength|wkEpisodeLength": "write MAX_STEPS, if that is the game's param",
+    r"_timestep_|env_timestep\w*": "write io.elapsed_steps",
+    r"_?dones?_?|done_arr": "write io.terminations[i] and io.truncations[i]",
+    r"(?!done_|env_timestep_)\w+_arr": "a field of the state is s.name[i]; actions, rewards and observations are "
+    "io.action(i), io.rewards[i] and io.obs[i][k]",
+}
+# What a compiler says where an integer is needed and stands no integer.
+NO_INTEGER = re.compile(
+    "array subscript|switch quantity|expression of integer type|have integral|[({]aka '?float'?[)}]"
+)
 PRAGMAS = ("once", "unroll")
 LINE = re.compile(r'^#line (\d+) "(.*)"$')
 # Behind the name of a variable: the end of its scope, its number among those of a function, a compiler's suffix.
@@ -119,9 +138,26 @@ def check_variables(binary: Path, source: str, text: str, game: str, allows: Seq
             raise _error(game, _location(text, words[name]), "mutable variables", name)
 
 
+def cures(diagnostics: Iterable[str]) -> list[str]:
+    """What to write instead, for each error of a compiler that a game's author may expect to be valid."""
+    found = dict[str, None]()
+    for line in diagnostics:
+        if UNKNOWN_NAME.search(line):
+            names = QUOTED.findall(line)
+            found |= {
+                f"{name}: {cure}": None
+                for name in names
+                for known, cure in UNKNOWN_NAMES.items()
+                if re.fullmatch(known, name)
+            }
+        elif NO_INTEGER.search(line):
+            found["io.action(i) is a float if some role has a Box; the choice of a Discrete one is io.choice(i)"] = None
+    return [*found]
+
+
 def _error(game: str, location: str, rule: str, violation: str) -> SourceRuleError:
-    cures = (cure for words, cure in THREAD_WORDS.items() if re.fullmatch(words, violation))
-    reason = "; ".join([REASONS[rule], *cures])
+    instead = (cure for words, cure in THREAD_WORDS.items() if re.fullmatch(words, violation))
+    reason = "; ".join([REASONS[rule], *instead])
     allows = "" if rule == "threads and blocks" else f"allows = ({rule!r},), or "  # no compiler of a CPU knows them
     return SourceRuleError(
         f"{game}: {location}: {violation!r} breaks the rule {rule!r} of device code: {reason}. "

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import types
 import typing
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from gpu_vecenv.errors import ConfigError, EnvDefinitionError
+from gpu_vecenv.errors import ConfigError, EnvDefinitionError, UnknownOptionError, nearest
 
+ClassT = TypeVar("ClassT", bound=type)
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
@@ -38,6 +40,22 @@ def param(default: Any, *, low: float | None = None, high: float | None = None) 
     if not (-math.inf if low is None else low) <= (math.inf if high is None else high):
         raise EnvDefinitionError(f"param: the range [{low}, {high}] is empty; expected low <= high")
     return dataclasses.field(default=default, metadata={"low": low, "high": high})
+
+
+def with_known_options(cls: ClassT) -> ClassT:
+    """Decorator of a dataclass: its constructor refuses an unknown name with the nearest ones."""
+    construct = cls.__init__  # type: ignore[misc]
+    known = {field.name for field in dataclasses.fields(cls) if field.init}
+
+    @functools.wraps(construct)
+    def __init__(self: Any, *values: Any, **options: Any) -> None:
+        if unknown := [name for name in options if name not in known]:
+            name, value = unknown[0], options[unknown[0]]
+            raise UnknownOptionError(f"{cls.__name__} has no option {name!r} (= {value!r:.80}); {nearest(name, known)}")
+        construct(self, *values, **options)
+
+    cls.__init__ = __init__  # type: ignore[misc]
+    return cls
 
 
 def parse_json_object(name: str, text: str) -> dict[str, Any]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import torch
 
+from gpu_vecenv.absent import OF_DATA_MANAGER, absent_attribute
 from gpu_vecenv.declare.arguments import check_kind
 from gpu_vecenv.declare.field import known_dtype
 from gpu_vecenv.errors import UnknownNameError
@@ -64,6 +65,11 @@ class DataManager(Mapping[str, torch.Tensor]):
 
     def __len__(self) -> int:
         return len(self._tensors)
+
+    if not TYPE_CHECKING:  # type checkers report unknown attributes of classes without this method
+
+        def __getattr__(self, name: str) -> NoReturn:
+            absent_attribute(self, name, OF_DATA_MANAGER)
 
     def allocate(
         self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any] | torch.dtype, *, guard_items: int = 0

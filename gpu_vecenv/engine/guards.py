@@ -94,7 +94,7 @@ def check_records(records: torch.Tensor, layout: GameLayout, build: BuildOptions
         where = f"{-index} before its first" if index < 0 else f"{index - size + 1} after its last"
         raise EnvContractError(
             f"{call} wrote outside of Scratch in environment {found[0]}: the nearest byte is {where}; expected indices "
-            "within its arrays"
+            "within its arrays. For file and line, declare them as CheckedArray<type, size> name;"
         )
     source = game_source(layout, build)
     files = {hash_of(file): file for file in FILE.findall(source)}

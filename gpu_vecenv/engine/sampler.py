@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, NoReturn, get_args
 
 import torch
 
+from gpu_vecenv.absent import OF_SAMPLER, absent_attribute
 from gpu_vecenv.compile.backends import LaunchShape
 from gpu_vecenv.compile.engine_kernels import sample_arguments, squash_source
 from gpu_vecenv.declare.arguments import check_choice, check_flag
@@ -89,6 +90,11 @@ class Sampler:
         rows = env.num_envs * env.num_agents
         clocks: dict[str, object] = {name: env.data[f"engine_{name}"] for name in ("key", "episode", "elapsed_steps")}
         self._launch = program.prepare("sample", LaunchShape(rows, threads_per_block=128), rows=rows, **clocks)
+
+    if not TYPE_CHECKING:  # type checkers report unknown attributes of classes without this method
+
+        def __getattr__(self, name: str) -> NoReturn:
+            absent_attribute(self, name, OF_SAMPLER)
 
     def sample(self, parameters: torch.Tensor, *, greedy: bool = False, out: Sample | None = None) -> Sample:
         """Draw one action per agent.

@@ -66,6 +66,8 @@ GAME_FILE = re.compile(r"(.+\.py)(?::(\w+))?", re.DOTALL)  # my_game.py, my_game
 ENV_ID = re.compile(r"[a-z0-9_]+/[A-Za-z0-9_]+-v[0-9]+")
 # What users of Gymnasium give to make -> where it belongs here.
 ELSEWHERE = {
+    "episode_length": "a game's own limit, if it has one, is max_steps",
+    "env_backend": 'driver="pycuda" or "cuda_core" chooses one; leave it out to take the first that works',
     "seed": "pass it to reset(seed=…)",
     "render_mode": 'pass it to gymnasium.make_vec("gpu_vecenv/…", render_mode=…), whose render() returns frames',
 }

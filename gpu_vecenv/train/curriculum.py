@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from gpu_vecenv.declare.arguments import check_flag
+from gpu_vecenv.declare.config import with_known_options
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.declare.layout import FieldLayout
 from gpu_vecenv.engine.vec_env import VecEnv
@@ -101,6 +102,7 @@ class ByMetric:
         _check_callable("schedule", self.schedule)
 
 
+@with_known_options
 @dataclass(frozen=True, kw_only=True)
 class Curriculum:
     """What changes in the course of a training: name -> a function of the run's progress in [0, 1), or a ``ByMetric``.

@@ -18,6 +18,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from gpu_vecenv.declare.config import with_known_options
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.opponent_kernels import uniform_numbers
@@ -31,6 +32,7 @@ SEED_OFFSET = 0x6C6576656C73  # other numbers than opponents draw with the same 
 RESET_DRAW = 1 << 28, LOW  # counter words of the draw of an initial state, see step.cuh and rng.cuh
 
 
+@with_known_options
 @dataclass(frozen=True, kw_only=True)
 class LevelReplay:
     """How initial states are drawn, by "Prioritized level replay" (Jiang et al., 2021); the defaults are the paper's.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from gpu_vecenv.declare.config import check_fields, param
+from gpu_vecenv.declare.config import check_fields, param, with_known_options
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.evaluation import RolePolicy
 
@@ -16,6 +16,7 @@ MOST = 2**31 - 1  # iterations
 Sampling = Literal["hard", "even", "uniform"]
 
 
+@with_known_options
 @dataclass(frozen=True, kw_only=True)
 class Opponent:
     """An opponent of one's own: policies or scripts that play some agents.
@@ -65,6 +66,7 @@ def _checked_members(key: str, value: Any) -> tuple[str | Opponent, ...]:
     return tuple(value)
 
 
+@with_known_options
 @dataclass(frozen=True, kw_only=True)
 class OpponentsConfig:
     """A share of a trainer's environments, in which one side learns and an opponent plays the others.

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from gpu_vecenv.declare.arguments import check_choice
+from gpu_vecenv.declare.config import with_known_options
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.arguments import validate_int
 from gpu_vecenv.errors import ConfigError
@@ -30,6 +31,7 @@ RUN_WIDE_KEYS = (
 )  # options on which all policies must agree
 
 
+@with_known_options
 @dataclass(frozen=True, kw_only=True)
 class PolicySpec:
     """Configuration of the policy of one or more roles, or of some agents.
@@ -123,8 +125,13 @@ def resolve_specs(
         raise ConfigError(
             f"sharing is {sharing!r}, but policies are given, whose names say who shares one; leave it out"
         )
-    if wrong := [spec for spec in (given or {}).values() if not isinstance(spec, PolicySpec | nn.Module)]:
-        raise TypeError(f"policies hold a {type(wrong[0]).__name__}; expected a PolicySpec or a torch module")
+    for name, spec in (given or {}).items():
+        if not isinstance(spec, PolicySpec | nn.Module):
+            raise TypeError(
+                f"policies[{name!r}] is a {type(spec).__name__}; expected a PolicySpec or a torch module. The key "
+                "names the roles or agents that share it, joined by '+'; the game has the roles "
+                f"{dict(game.layout.roles)}"
+            )
     specs = {
         name: spec if isinstance(spec, PolicySpec) else PolicySpec(network=spec)
         for name, spec in (defaults if given is None else given).items()

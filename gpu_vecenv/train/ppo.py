@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import nn
 
-from gpu_vecenv.declare.config import param
+from gpu_vecenv.declare.config import param, with_known_options
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.central_critic import Context, Critic
@@ -54,6 +54,7 @@ MAPPO = {
 SCHEDULED = ("learning_rate", "clip", "entropy_coefficient")
 
 
+@with_known_options
 @dataclass(frozen=True, kw_only=True)
 class PPOConfig(LearnerConfig):
     """Hyperparameters of Schulman et al., "Proximal policy optimization algorithms", 2017.

@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import nn
 
-from gpu_vecenv.declare.config import param
+from gpu_vecenv.declare.config import param, with_known_options
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.encoders import make_encoder
@@ -39,6 +39,7 @@ from gpu_vecenv.train.role_view import RoleView
 Mixing = Literal["none", "vdn"]
 
 
+@with_known_options
 @dataclass(frozen=True, kw_only=True)
 class PQNConfig(LearnerConfig):
     """Hyperparameters of Gallici et al., "Simplifying deep temporal difference learning", 2024.

@@ -23,12 +23,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import nn
 
 from gpu_vecenv._version import __version__
+from gpu_vecenv.absent import OF_TRAINER, absent_attribute
 from gpu_vecenv.declare.arguments import check_flag, check_kind
 from gpu_vecenv.engine.arguments import validate_int, validate_seed
 from gpu_vecenv.engine.sampler import Sampler
@@ -295,6 +296,11 @@ class Trainer:
         self._graphed_end = GraphedCallable(self._end_updates, "the metrics", graph_pool)
         whole, stages = self.iteration_on_device, self._iteration_in_stages
         self._graphed_iteration = GraphedCallable(whole, "the iteration", graph_pool, stages, self.world)
+
+    if not TYPE_CHECKING:  # type checkers report unknown attributes of classes without this method
+
+        def __getattr__(self, name: str) -> NoReturn:
+            absent_attribute(self, name, OF_TRAINER)
 
     @property
     def env_steps_per_iteration(self) -> int:

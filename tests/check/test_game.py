@@ -50,7 +50,8 @@ MISTAKES = {
     "write beyond an array of scratch": (
         "//",
         "ONCE if (io.elapsed_steps == 7) io.scratch->heading[io.elapsed_steps - 4] = 1;",
-        r"G01: step wrote outside of Scratch in environment 0: the nearest byte is 1 after its last; .*\(in step 7\)",
+        r"G01: step wrote outside of Scratch in environment 0: the nearest byte is 1 after its last; .* "
+        r"For file and line, declare them as CheckedArray<type, size> name; \(in step 7\)",
     ),
     "unwritten observation": (
         "        io.obs[i][1] = s.place[i][1];\n",
@@ -199,13 +200,12 @@ def test_a_summary_has_what_failed_and_the_counts_in_80_columns():
 
 
 CHOSEN = {  # mistake, the checks that are chosen -> those that pass, and those that fail
-    ("NaN reward", "G04"): (["G04"], []),
-    ("NaN reward", "G03"): ([], ["G03"]),
+    ("NaN reward", "G04"): (["G01", "G02"], ["G03"]),  # G01 to G04 are one run
     ("NaN reward", "K18"): (["K18"], []),
-    ("unwritten state", "G03"): (["G03"], []),
-    ("forgotten truncation", "G02"): (["G02"], []),
+    ("unwritten observation", "G01"): (["G01"], ["G02"]),
+    ("forgotten truncation", "G02"): (["G01", "G02", "G03"], ["G04"]),
     ("write beyond a field", "G04"): ([], ["G01"]),
-    ("sum over threads", "G02"): (["G02"], []),
+    ("sum over threads", "G02"): (["G01", "G02", "G03", "G04"], []),
     ("sum over threads", "G05"): ([], ["G05"]),
     ("read after a write", "G05"): (["G05"], []),
     ("read after a write", "G06"): ([], ["G06"]),
@@ -223,7 +223,8 @@ def test_a_limit_may_be_given(tmp_path):
     settings = {"checks": ["G04", "K10"], "autoreset_modes": ["same_step"], "parallel": False}
     report = check(walkers(tmp_path)(max_steps=12), max_steps=11, **settings)
     assert report.failed == ["G04"] and "after max_steps = 11 steps" in report.failures[0].got
-    assert check(walkers(tmp_path)(max_steps=12), max_steps=12, **settings).passed == ["G04", "K10"]
+    passed = check(walkers(tmp_path)(max_steps=12), max_steps=12, **settings).passed
+    assert passed == ["G01", "G02", "G03", "G04", "K10"]
 
 
 def test_a_finding_of_an_interface_names_it(tmp_path):

@@ -12,6 +12,7 @@ import signal
 import sys
 from pathlib import Path
 from typing import get_args
+from uuid import uuid4
 from xml.etree import ElementTree
 
 import gymnasium
@@ -29,8 +30,10 @@ from gpu_vecenv.cli.crossplay import Crossplay
 from gpu_vecenv.cli.evaluate import Evaluate
 from gpu_vecenv.cli.exploit import Exploit
 from gpu_vecenv.cli.export import Export
+from gpu_vecenv.cli.game_files import mark_as_checked
 from gpu_vecenv.cli.main import COMMANDS, main
 from gpu_vecenv.cli.opponents import OpponentOptions
+from gpu_vecenv.cli.options import game_class
 from gpu_vecenv.cli.plot import Plot
 from gpu_vecenv.cli.replay import Html, Play, Record, RecordRun
 from gpu_vecenv.cli.train import AlgorithmName, Resume, Train
@@ -645,6 +648,8 @@ def own(command, tmp_path):
     path = list(sys.path)
     code, _, errors = command("new", "acorn")
     assert (code, errors) == (0, [])
+    mark_as_checked("acorn.py", game_class("acorn.py")())
+    forget_acorn()
     yield tmp_path / "acorn.py"
     sys.path[:] = path
     forget_acorn()
@@ -689,6 +694,29 @@ def test_train_and_bench_take_a_path(own, command, tmp_path):
     code, output, errors = command("bench", "--game", "acorn.py", "--num-envs", "2", "--device", "cpu")
     assert (code, errors) == (0, [])
     assert json.loads(output.splitlines()[0])["game"] == "acorn"
+
+
+@pytest.mark.slow
+def test_a_game_that_was_not_checked_since_it_changed_is_named(own, command, monkeypatch):
+    monkeypatch.setenv("GPU_VECENV_CXXFLAGS", "-O0")
+    record = ["replay", "record", "acorn.py", "--device", "cpu", "--max-steps", "9", "--out"]
+    check = ["check", "acorn.py", "--device", "cpu", "--max-steps", "9", "--steps", "10", "--checks", "G01"]
+    unchecked = [
+        "gpu-vecenv: acorn.py has not been checked as it is now; an index out of bounds would corrupt memory: "
+        "gpu-vecenv check acorn.py --checks G01 G06"
+    ]
+    assert command(*record, "checked")[::2] == (0, [])
+    rules = own.with_suffix(".cu")
+    sound, right = rules.read_text() + f"// {uuid4()}\n", "        io.rewards[i] = "
+    rules.write_text(sound.replace(right, f"[[maybe_unused]] bool beyond = io.truncations[NUM_AGENTS];\n{right}"))
+    assert command(*check)[0] == 1
+    assert command(*record, "wrong", "--seed", "1")[::2] == (0, unchecked)
+    rules.write_text(sound)
+    assert command(*record, "unchecked")[::2] == (0, unchecked)
+    assert command("train", "acorn.py", *SHORT, "--max-steps", "9", "--out", "unchecked")[::2] == (0, unchecked)
+    assert command(*check)[0] == 0
+    assert command(*record, "sound")[::2] == (0, [])
+    assert command("train", "acorn.py", *SHORT, "--max-steps", "9", "--out", "sound")[::2] == (0, [])
 
 
 @pytest.mark.slow
@@ -819,16 +847,16 @@ def test_check_writes_the_same_reports_for_a_game(own, command, tmp_path):
     code, output, errors = command(*run, "--checks", "G02", "K07", "--json", "-", "--junit", "out.xml")
     report = json.loads(output)
     assert (code, errors) == (0, [])
-    assert (report["name"], report["passed"], report["failures"]) == ("acorn", ["G02", "K07"], [])
+    assert (report["name"], report["passed"], report["failures"]) == ("acorn", ["G01", "G02", "G03", "G04", "K07"], [])
     rules.write_text(rules.read_text().replace("io.elapsed_steps >= MAX_STEPS", "io.elapsed_steps > MAX_STEPS"))
     code, output, errors = command(*run, "--checks", "G02,G04,K07", "--json", "out.json", "--junit", "out.xml")
     report = json.loads((tmp_path / "out.json").read_text())
-    assert (code, errors, report["passed"]) == (1, [], ["G02"]) and "G04" in output
+    assert (code, errors, report["passed"]) == (1, [], ["G01", "G02", "G03"]) and "G04" in output
     (failure,) = report["failures"]
     assert (failure["check"], failure["title"]) == ("G04", "episodes end at their limit")
     suite = ElementTree.parse(tmp_path / "out.xml").getroot()
-    assert (suite.get("tests"), suite.get("failures")) == ("2", "1")
-    assert suite[1].get("name") == "G04" and suite[1].find("failure").get("message") == failure["got"]
+    assert (suite.get("tests"), suite.get("failures")) == ("4", "1")
+    assert suite[3].get("name") == "G04" and suite[3].find("failure").get("message") == failure["got"]
     refused(command(*run, "--checks", "K99"), "unknown check 'K99'")
 
 
@@ -841,9 +869,9 @@ def test_check_takes_the_limit_of_a_game_that_declares_none(own, command):
     code, output, _ = command(*run, "--max-steps", "8")
     assert code == 1 and "after max_steps = 8 steps" in " ".join(output.replace("│", " ").split())
     code, output, _ = command(*run, "--max-steps", "9")
-    assert code == 0 and "1 passed, 0 failed" in output
+    assert code == 0 and "4 passed, 0 failed" in output
     code, output, _ = command(*run)
-    assert code == 0 and "0 passed, 0 failed, 1 skipped" in output
+    assert code == 0 and "3 passed, 0 failed, 1 skipped" in output
 
 
 def test_the_size_that_is_said_to_fit_is_the_free_memory_by_the_bytes_of_one(command):

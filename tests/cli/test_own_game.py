@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import gymnasium
 import numpy as np
@@ -17,6 +18,7 @@ from support.warm_process import run_python
 
 import gpu_vecenv
 from gpu_vecenv.check.game import check_game
+from gpu_vecenv.cli.game_files import mark_as_checked, report_unchecked
 from gpu_vecenv.cli.new import new_game
 from gpu_vecenv.compile.backends.cuda import cuda_constants, default_threads_per_env
 from gpu_vecenv.compile.backends.cuda_compiler import compile_cubin, header_folders
@@ -272,6 +274,26 @@ def test_one_of_several_games_is_chosen_by_its_class(write):
 def test_what_is_no_python_file_is_no_path_of_a_game(name):
     with pytest.raises(UnknownGameError, match=r"expected my_game\.py"):
         load_game(name)
+
+
+def test_a_game_is_checked_until_one_of_its_files_changes(write, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "near.cuh").write_text(f"// {uuid4()}\n")  # no other run of this test has checked these files
+    (tmp_path / "lonely_sizes.py").write_text("WIDE = 2\n")
+    path = write("from lonely_sizes import WIDE\n" + BARE, '#include "near.cuh"\n' + BARE_TEXT)
+    game = load_game("lonely.py")()
+
+    def is_reported() -> bool:
+        report_unchecked("lonely.py", game)
+        return "lonely.py has not been checked as it is now" in capsys.readouterr().err
+
+    for changed in (path, path.with_suffix(".cu"), tmp_path / "near.cuh", tmp_path / "lonely_sizes.py"):
+        assert is_reported()
+        mark_as_checked("lonely.py", game)
+        assert not is_reported()
+        changed.write_text(changed.read_text() + "\n")
+    report_unchecked("cartpole", gpu_vecenv.configure("cartpole"))
+    assert capsys.readouterr().err == ""
 
 
 def test_a_name_never_runs_a_file(write, monkeypatch):

@@ -1,22 +1,24 @@
 """What device code leaves out: each rule finds what breaks it, with file and line, and nothing that is sound."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
-from gymnasium.spaces import Discrete
+from gymnasium.spaces import Box, Discrete
+from support.warm_process import run_python
 
 import gpu_vecenv
 from gpu_vecenv.compile.backends.cuda_compiler import compile_cubin
 from gpu_vecenv.compile.backends.host import HostBackend
 from gpu_vecenv.compile.codegen import inline_includes, own_source
-from gpu_vecenv.compile.source_rules import check_source_rules, check_variables
+from gpu_vecenv.compile.source_rules import check_source_rules, check_variables, cures
 from gpu_vecenv.declare.env import Env, Field, f32
 from gpu_vecenv.declare.kernels import Array, KernelSignature, arguments_source
 from gpu_vecenv.declare.source_rules import SOURCE_RULES
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.envs.registry import GAMES
-from gpu_vecenv.errors import DeviceUnavailableError, EnvDefinitionError, SourceRuleError
+from gpu_vecenv.errors import DeviceUnavailableError, EnvDefinitionError, KernelCompileError, SourceRuleError
 
 BROKEN = {
     "system headers": [
@@ -177,6 +179,84 @@ def test_words_of_warpdrive_have_those_of_this_library_in_the_message(tmp_path):
     for rules, cure in cures.items():
         with pytest.raises(SourceRuleError, match=rf"Lonely: lonely\.cu:6: {cure}"):
             VecEnv(game(tmp_path, rules), 2, "cpu")
+
+
+def test_the_rules_name_what_works_instead(tmp_path):
+    with pytest.raises(SourceRuleError, match=r"'printf' breaks .* make it a field of the state and read env\.state\["):
+        VecEnv(game(tmp_path, 'printf("%f", x);'), 2, "cpu")
+    with pytest.raises(
+        SourceRuleError, match=r"'atomicAdd' breaks .* float sum is a loop of each agent over the others"
+    ):
+        VecEnv(game(tmp_path, "atomicAdd(&x, 1);"), 2, "cpu")
+
+
+def test_a_game_that_may_print_prints(tmp_path):
+    script = (
+        "import sys; sys.path.insert(0, 'tests/compile'); from pathlib import Path\n"
+        "from test_source_rules import VecEnv, game\n"
+        f"own = game(Path({str(tmp_path)!r}), 'ONCE printf(\"x is %.1f;\", (double)x);', allows=('printing',))\n"
+        "env = VecEnv(own, 1, 'cpu')\n"
+        "env.reset(seed=1); env.step(env.sample_actions()); env.step(env.sample_actions())\n"
+    )
+    done = run_python("-c", script, folder=Path(__file__).resolve().parents[2])
+    assert done.stdout == "x is 0.0;x is 1.0;", done.stderr
+
+
+LEFT_OVER = {  # what stands in a source -> what the error of the compiler has beside it
+    "s.x[kThisAgentId] = 1;": r"kThisAgentId: FOR_AGENTS \(i\)",
+    "if (kEnvId > 3) return;": "kEnvId: `s` and `io` are those of one environment",
+    "loc_x_arr[0] = 1;": r"loc_x_arr: a field of the state is s\.name\[i\]",
+    "io.done[0] = true;": r"done: write io\.terminations\[i\] and io\.truncations\[i\]",
+    "done_arr[0] = 1;": r"done_arr: write io\.terminations",
+}
+
+
+@pytest.mark.parametrize("rules", LEFT_OVER)
+def test_names_left_over_are_answered_behind_the_compilers_error(rules, tmp_path):
+    with pytest.raises(KernelCompileError, match=rf"lonely\.cu:6.*error(.|\n)*\n  {LEFT_OVER[rules]}") as raised:
+        VecEnv(game(tmp_path, rules), 2, "cpu")
+    assert len(str(raised.value).splitlines()) <= 5
+
+
+@pytest.mark.parametrize("rules", ["x = MOVES[io.action(0)];", "switch (io.action(0)) { default: x = 1; }"])
+def test_an_action_that_is_no_index_is_answered_with_the_choice(rules, tmp_path):
+    mixed = {
+        "roles": {"walker": 1, "flyer": 1},
+        "action_space": {"walker": Discrete(2), "flyer": Box(-1, 1)},
+        "__module__": __name__,
+    }
+    with pytest.raises(KernelCompileError, match=r"\n  io\.action\(i\) is a float .* is io\.choice\(i\)$"):
+        VecEnv(game(tmp_path, f"const int MOVES[2] = {{0, 1}}; {rules}", **mixed), 2, "cpu")
+
+
+def test_each_compiler_is_understood():
+    """In the words of g++, of g++ in a UTF-8 locale, of Clang and of NVRTC."""
+    unknown = [
+        "a.cu:6:7: error: 'kEnvId' was not declared in this scope",
+        "a.cu:6:7: error: \u2018kEnvId\u2019 was not declared in this scope",
+        "a.cu:6:7: error: use of undeclared identifier 'kEnvId'",
+        'a.cu(6): error: identifier "kEnvId" is undefined',
+    ]
+    members = [
+        "a.cu:6:7: error: 'struct Io' has no member named 'done'",
+        "a.cu:6:7: error: no member named 'done' in 'Io'",
+        'a.cu(6): error: class "Io" has no member "done"',
+    ]
+    floats = [
+        "a.cu:6:7: error: invalid types 'const int [5][2][Action {aka float}]' for array subscript",
+        "a.cu:6:7: error: array subscript is not an integer",
+        "a.cu(6): error: expression must have integral or unscoped enum type",
+    ]
+    assert [cure[:7] for line in unknown for cure in cures([line])] == ["kEnvId:"] * len(unknown)
+    assert [cure[:5] for line in members for cure in cures([line])] == ["done:"] * len(members)
+    assert [cure[:9] for line in floats for cure in cures([line])] == ["io.action"] * len(floats)
+    assert len(cures(floats)) == 1
+
+
+def test_other_errors_of_a_compiler_have_no_such_answer(tmp_path):
+    with pytest.raises(KernelCompileError) as raised:
+        VecEnv(game(tmp_path, "x = io.nothing;"), 2, "cpu")
+    assert len(str(raised.value).splitlines()) == 2
 
 
 def test_what_is_allowed_or_for_cuda_only_is_left_to_the_compiler(tmp_path):

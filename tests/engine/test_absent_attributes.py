@@ -2,12 +2,25 @@
 
 import copy
 import re
+from pathlib import Path
 
 import gymnasium
 import pytest
 
 import gpu_vecenv
-from gpu_vecenv.absent import OF_GYMNASIUM_VECTOR_ENV, OF_PACKAGE, OF_VEC_ENV
+from gpu_vecenv.absent import (
+    OF_DATA_MANAGER,
+    OF_FUNCTION_MANAGER,
+    OF_GYMNASIUM_VECTOR_ENV,
+    OF_PACKAGE,
+    OF_SAMPLER,
+    OF_TRAINER,
+    OF_VEC_ENV,
+)
+
+WARPDRIVE = (Path(__file__).resolve().parents[2] / "docs" / "coming_from_warpdrive.md").read_text(encoding="utf-8")
+# Arguments, arrays and files of WarpDrive in the first column of the page's table, and what has the same name here.
+NO_ATTRIBUTES = set("_done_ _timestep_ policy_tag_to_agent_id_map num_gpus perform_distributed_training sample".split())
 
 
 @pytest.fixture(scope="module")
@@ -35,10 +48,38 @@ def test_a_vec_env_says_what_to_use(env, name):
         getattr(env, name)
 
 
+PARTS = {
+    "DataManager": (lambda env: env.data, OF_DATA_MANAGER),
+    "FunctionManager": (lambda env: env.functions, OF_FUNCTION_MANAGER),
+    "Sampler": (gpu_vecenv.Sampler, OF_SAMPLER),
+    "Trainer": (gpu_vecenv.Trainer, OF_TRAINER),
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_what_belongs_to_an_environment_says_what_to_use_for_names_of_warpdrive(env, part):
+    make, known = PARTS[part]
+    owner = make(env)
+    for name, text in known.items():
+        with pytest.raises(AttributeError, match=f"^'{part}' object has no attribute '{name}': {re.escape(text)}$"):
+            getattr(owner, name)
+    assert not hasattr(owner, "nothing")
+
+
+def test_each_name_in_the_table_for_users_of_warpdrive_has_an_answer():
+    table = WARPDRIVE.partition("## Classes and methods")[2].partition("\n## ")[0]
+    first = [line.split(" | ")[0] for line in table.splitlines() if line.startswith("| `")]
+    names = {name for cell in first for name in re.findall(r"`(\w+)", cell)}
+    answered = {name for _, known in PARTS.values() for name in known} | {*OF_VEC_ENV, *OF_PACKAGE}
+    assert {"pull_data_from_device", "EnvWrapper"} <= names
+    assert names - answered - set(gpu_vecenv.__all__) == NO_ATTRIBUTES
+
+
 def test_what_is_named_exists(env, view):
-    namespace = {"env": env, "view": view, "gpu_vecenv": gpu_vecenv}
-    texts = [*OF_VEC_ENV.values(), *OF_GYMNASIUM_VECTOR_ENV.values(), *OF_PACKAGE.values()]
-    named = {name for text in texts for name in re.findall(r"\b(?:env|view|gpu_vecenv)(?:\.\w+)+", text)}
+    namespace = {"env": env, "view": view, "gpu_vecenv": gpu_vecenv, "trainer": gpu_vecenv.Trainer}
+    own = [text for _, known in PARTS.values() for text in known.values()]
+    texts = [*OF_VEC_ENV.values(), *OF_GYMNASIUM_VECTOR_ENV.values(), *OF_PACKAGE.values(), *own]
+    named = {name for text in texts for name in re.findall(r"\b(?:env|view|gpu_vecenv|trainer)(?:\.\w+)+", text)}
     assert {"env.data", "view.vec_env.state", "gpu_vecenv.make"} <= named
     for path in named:
         owner, *parts = path.split(".")

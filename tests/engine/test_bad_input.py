@@ -4,6 +4,8 @@ Wrong declarations of games are in test_env.py, wrong values of actions in test_
 """
 
 import copy
+import dataclasses
+import inspect
 import pickle
 from collections.abc import Callable
 
@@ -542,7 +544,10 @@ def test_an_environment_is_pickled_and_copied_as_its_arguments(env, duplicate):
         (lambda env, view: Trainer(view), ["env is a GymnasiumVectorEnv", "vec_env"]),
         (lambda env, view: Trainer(env, {}), ["config is a dict", "expected a PPOConfig"]),
         (lambda env, view: Trainer(env, policies=["tagger"]), ["policies is a list"]),
-        (lambda env, view: Trainer(env, policies={"tagger": 5, "runner": 5}), ["policies hold a int"]),
+        (
+            lambda env, view: Trainer(env, policies={"tagger": [0, 1, 2, 3], "runner": [4]}),
+            ["policies['tagger'] is a list", "roles or agents that share it", "{'tagger': 4, 'runner': 1}"],
+        ),
         (lambda env, view: env.load_state_dict(None), ["state is a NoneType", "expected a mapping"]),
         (lambda env, view: gpu_vecenv.GymnasiumEnv("cartpole").reset(options=5), ["options is a int", "a dict"]),
     ],
@@ -551,6 +556,39 @@ def test_an_argument_of_another_kind_is_refused(call, words):
     env, view = VecEnv(GRIDWORLD, 6, "cpu"), gpu_vecenv.GymnasiumVectorEnv(GRIDWORLD, 2, "cpu")
     env.reset(seed=5)
     refuse(env, TypeError, words, lambda: call(env, view))
+
+
+OPTIONS = {  # class, options -> what the error says
+    (gpu_vecenv.PPOConfig, "learningrate"): r"PPOConfig has no option 'learningrate' \(= 1\); nearest: learning_rate",
+    (gpu_vecenv.PPOConfig, "lr"): r"PPOConfig has no option 'lr' \(= 1\); known: activation, .*, weight_decay$",
+    (gpu_vecenv.PQNConfig, "epsilom"): "PQNConfig has no option 'epsilom' .*; nearest: epsilon",
+    (gpu_vecenv.PolicySpec, "netwrk"): "PolicySpec has no option 'netwrk' .*; nearest: network",
+    (gpu_vecenv.Curriculum, "random"): "Curriculum has no option 'random' .*; nearest: randomize",
+    (gpu_vecenv.LevelReplay, "temp"): "LevelReplay has no option 'temp' .*; nearest: temperature",
+    (gpu_vecenv.Opponent, "actor"): "Opponent has no option 'actor' .*; nearest: actors",
+    (gpu_vecenv.OpponentsConfig, "member"): "OpponentsConfig has no option 'member' .*; nearest: members",
+}
+
+
+@pytest.mark.parametrize(("options", "name"), OPTIONS, ids=str)
+def test_an_unknown_option_is_refused_with_the_nearest_ones(options, name):
+    with pytest.raises(ConfigError, match=OPTIONS[options, name]):
+        options(**{name: 1})
+    with pytest.raises(TypeError):  # as Python says it
+        options(**{name: 1})
+
+
+def test_options_are_copied_and_pickled(tmp_path):
+    config = gpu_vecenv.PPOConfig(gamma=0.5)
+    for other in (dataclasses.replace(config), copy.deepcopy(config), pickle.loads(pickle.dumps(config))):
+        assert other == config
+    assert "gamma" in inspect.signature(gpu_vecenv.PPOConfig).parameters
+
+
+def test_arguments_of_warpdrive_are_refused_with_those_of_make():
+    for name, words in {"env_backend": "driver=", "episode_length": "is max_steps"}.items():
+        with pytest.raises(ConfigError, match=words):
+            gpu_vecenv.make("tag_gridworld", num_envs=2, device="cpu", **{name: "pycuda"})
 
 
 @pytest.mark.parametrize("convert", [lambda x: x.tolist(), lambda x: x.cpu().numpy(), lambda x: x.to_sparse()])

@@ -241,7 +241,7 @@ def test_a_write_outside_of_scratch_is_reported(old, new, call, place, device, t
     new = f"ONCE if (s.goal[0] == 77) {{ {new} }}" if call == "step" else f"{{ {new} }}"
     env = VecEnv(walkers(tmp_path, old=old, new=new)(), 4, device, guards=True)
     expected = rf"{call} wrote outside of Scratch in environment {0 if call == 'reset' else 2}: the nearest byte is "
-    expected += rf"{place}; expected indices within its arrays"
+    expected += rf"{place}; expected indices within its arrays\. For file and line, declare them as CheckedArray"
     if call == "reset":
         with pytest.raises(EnvContractError, match=expected):
             env.reset(seed=3)
