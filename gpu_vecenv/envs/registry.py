@@ -68,6 +68,7 @@ ENV_ID = re.compile(r"[a-z0-9_]+/[A-Za-z0-9_]+-v[0-9]+")
 ELSEWHERE = {
     "seed": "pass it to reset(seed=…)",
     "render_mode": 'pass it to gymnasium.make_vec("gpu_vecenv/…", render_mode=…), whose render() returns frames',
+    "output": 'pass it to gymnasium.make_vec("gpu_vecenv/…", output=…) or parallel_env; make returns tensors',
 }
 
 
@@ -277,7 +278,7 @@ def configure(game: Game, /, **config: Any) -> Env:
 
 
 def configured(game: Game, config: Mapping[str, Any], others: Iterable[str] = ()) -> Env:
-    """As ``configure``; the error on an unknown key lists ``others``, arguments of the caller, too."""
+    """As ``configure``; the error on an unknown key lists ``others``, further arguments of the caller, too."""
     kind = type(game) if isinstance(game, Env) else game
     if not (isinstance(kind, type) and issubclass(kind, Env)):
         kind = find_game(kind)
@@ -322,7 +323,7 @@ def _by_field(game: type[Env], config: Mapping[str, Any], others: Iterable[str])
         if target is None:
             if key in ELSEWHERE:
                 raise ConfigError(f"{key} is {value!r}, which is not a configuration key: {ELSEWHERE[key]}")
-            names = nearest(key, {*targets, *others}, list_all=True)
+            names = nearest(key, targets, list_all=True, others=set(others) - set(targets))
             raise ConfigError(f"{game.name()} has no configuration key {key!r} (= {value!r}); {names}")
         if isinstance(target, FixedArgument):
             if value != target.value:

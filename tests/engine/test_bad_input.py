@@ -5,6 +5,7 @@ Wrong declarations of games are in test_env.py, wrong values of actions in test_
 
 import copy
 import pickle
+import re
 from collections.abc import Callable
 
 import gymnasium.error
@@ -652,3 +653,32 @@ def test_an_argument_of_make_that_is_misspelt_is_named():
         TypeError, match=r'num_envs is None, or missing; expected an int .*make\("tag_gridworld", num_envs='
     ):
         gpu_vecenv.make("tag_gridworld")
+
+
+@pytest.mark.parametrize(
+    ("view", "own", "absent"),
+    [
+        (gpu_vecenv.make, set(), {"output", "render_mode"}),
+        (gpu_vecenv.GymnasiumVectorEnv, {"output", "render_mode", "fill_final_obs"}, {"agents_as_envs"}),
+        (gpu_vecenv.parallel_env, {"output", "render_mode"}, {"num_envs", "autoreset_mode"}),
+        (gpu_vecenv.batched_parallel_env, {"group_by", "render_mode", "autoreset_mode"}, {"output"}),
+    ],
+)
+def test_an_unknown_argument_lists_the_games_keys_and_then_those_of_the_view(view, own, absent):
+    with pytest.raises(ConfigError, match="no configuration key 'xyzzy'") as caught:
+        view("cartpole", xyzzy=3)
+    lists = re.findall(r"(?:known|also valid): ([^;]*)", str(caught.value))
+    known, others = (set(names.split(", ")) for names in lists)
+    assert {"gravity", "max_steps"} <= known and not known & others
+    assert {"device", "validate"} | own <= others and not absent & others
+
+
+def test_a_misspelt_argument_of_a_view_is_named():
+    for wrong, right in (("outptu", "output"), ("render_mod", "render_mode")):
+        with pytest.raises(ConfigError, match=rf"'{wrong}' .*nearest: {right}"):
+            gpu_vecenv.GymnasiumVectorEnv("cartpole", 2, "cpu", **{wrong: "numpy"})
+
+
+def test_an_argument_of_views_alone_is_said_to_be_one():
+    with pytest.raises(ConfigError, match=r"output is 'numpy', .* gymnasium\.make_vec.* or parallel_env; make"):
+        gpu_vecenv.make("cartpole", 2, "cpu", output="numpy")
