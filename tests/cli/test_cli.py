@@ -604,6 +604,10 @@ REFUSED = {
         "nowhere",
     ),
     "a run to go on with that there is not": ("train --resume nowhere", "no run at nowhere"),
+    "a hyper-parameter of a resumed run": (
+        "train --resume nowhere --learning-rate 1e-4 --gamma=0.9",
+        "a resumed run keeps .* takes no --learning-rate, --gamma; expected one of .*--total-steps.* needs a new run",
+    ),
     "evaluate without a run": ("evaluate", "Missing .* RUN"),
     "a run to evaluate that there is not": ("evaluate nowhere --device cpu", "nowhere"),
     "an unknown option to evaluate": ("evaluate nowhere --gredy", "--gredy.*Perhaps you meant: --greedy"),
