@@ -302,7 +302,7 @@ def _print_evaluations(console: Console, one: Run, seeds: int = 1) -> None:
     pairings, episodes = one.pairings()
     matches, times = len(pairings) - 2, f"{counted(seeds, 'seed')} x " * (seeds > 1)
     against = f", {matches} against fixed opponents" * (matches > 0)
-    few = f", few, as the training is short ({EPISODES:,} each after a longer one)" if _few(one, episodes) else ""
+    few = f" (after a longer training {EPISODES:,} each)" if _few(one, episodes) else ""
     number = f"{times}{len(pairings)} x {counted(episodes, 'episode')}"
     _print_line(console, f"evaluating {number}{few}: all random{against}, all trained")
 
