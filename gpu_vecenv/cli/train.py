@@ -193,7 +193,7 @@ class Train(DeviceOptions, Generic[GameT, ConfigT]):
 
     def _policy_specs(self, game: Env) -> dict[str, PolicySpec]:
         roles = list(game.layout.present_roles)
-        frozen = role_sources("frozen", self.frozen)
+        frozen = role_sources("frozen", self.frozen, roles)
         trained = [role for role in roles if role not in frozen]
         if unknown := set(frozen) - set(roles):
             raise ConfigError(f"unknown role {', '.join(map(repr, sorted(unknown)))} in frozen; the roles are {roles}")

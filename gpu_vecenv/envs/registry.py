@@ -64,6 +64,7 @@ GAMES: dict[str, type[Env]] = {
 Game = str | type[Env] | Env  # a registered name, a class or a configured game
 GAME_FILE = re.compile(r"(.+\.py)(?::(\w+))?", re.DOTALL)  # my_game.py, my_game.py:MyGame
 ENV_ID = re.compile(r"[a-z0-9_]+/[A-Za-z0-9_]+-v[0-9]+")
+OWN_GAMES = "Names are not import paths: register your own games with gpu_vecenv.register(MyGame)"
 # What users of Gymnasium give to make -> where it belongs here.
 ELSEWHERE = {
     "seed": "pass it to reset(seed=…)",
@@ -146,21 +147,23 @@ def _register_ids(game: type[Env], name: str) -> None:
             pettingzoo.register("aec", title, "gpu_vecenv.views.pettingzoo_env:aec_env", kwargs=kwargs)
 
 
-def find_game(name: str) -> type[Env]:
+def find_game(name: str, own_games: str = OWN_GAMES) -> type[Env]:
     """The game registered by this name.
 
     Raises:
-        UnknownGameError: There is none; the message lists the nearest names.
+        UnknownGameError: There is none; the message lists the nearest names and says where ``own_games`` come from.
     """
     if not isinstance(name, str):
         raise TypeError(
             f"a game is {name!r} ({type(name).__name__}); expected a registered name, an Env class or an Env"
         )
     if name not in GAMES:
-        raise UnknownGameError(
-            f"no game is called {name[:128]!r}; {nearest(name, GAMES)}. "
-            "Names are not import paths: register your own games with gpu_vecenv.register(MyGame)"
-        )
+        spec = gymnasium.registry.get(name)
+        if spec is not None and spec.kwargs.get("game") in GAMES:
+            hint = f"{spec.kwargs['game']!r} is its name; the id is for gymnasium.make_vec"
+        else:
+            hint = f"{nearest(name, GAMES)}. {own_games}"
+        raise UnknownGameError(f"no game is called {name[:128]!r}; {hint}")
     return GAMES[name]
 
 
