@@ -87,7 +87,7 @@ def run(
     with locked(folder, trainer.world, create=not resume), contextlib.closing(one), _resumable(console, folder):
         one.begin(resume=resume, settings=settings)
         _print_sizes(console, [one], folder)
-        with ProgressDisplay("train", console) as on_progress, one.logging(on_progress):
+        with ProgressDisplay("train", console, show_end=True) as on_progress, one.logging(on_progress):
             stopped = _train([one], ParallelTrainers([trainer]), after_row=after_row)
         if one.error is not None:
             raise one.error
@@ -155,7 +155,7 @@ def run_seeds(
             # A seed without a checkpoint failed, or was stopped before its first one.
             one.begin(resume=resume and one.checkpoints.begun(), settings=settings)
         _print_sizes(console, runs, folder)
-        with ProgressDisplay("train", console) as on_progress, contextlib.ExitStack() as logs:
+        with ProgressDisplay("train", console, show_end=True) as on_progress, contextlib.ExitStack() as logs:
             for one in runs:
                 logs.enter_context(one.logging(no_progress))
             stopped = _train(runs, together, on_progress, after_row)
