@@ -142,11 +142,14 @@ def counted(number: float, noun: str) -> str:
     return f"{number:,.0f} {noun}{'' if number == 1 else 's'}"
 
 
-def nearest(name: str, known: Iterable[str], list_all: bool = False) -> str:
-    """End of an "unknown name" message: up to three similar names, and all if there are none or ``list_all``."""
-    known = sorted(known)
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    everything = f"known: {', '.join(known) or 'none'}"
+def nearest(name: str, known: Iterable[str], list_all: bool = False, others: Iterable[str] = ()) -> str:
+    """End of an "unknown name" message: up to three similar names, and all if there are none or ``list_all``.
+
+    ``others`` are valid too, but of another kind than those known: they are listed after them.
+    """
+    known, others = sorted(known), sorted(others)
+    near = difflib.get_close_matches(name, [*known, *others], n=3, cutoff=0.5)
+    everything = f"known: {', '.join(known) or 'none'}" + (f"; also valid: {', '.join(others)}" if others else "")
     if not near:
         return everything
     return f"nearest: {', '.join(near)}" + (f"; {everything}" if list_all else "")

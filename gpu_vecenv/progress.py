@@ -38,13 +38,14 @@ class ProgressDisplay:
 
     A terminal shows a bar. Elsewhere, for example in a file, a line is printed every ``interval`` seconds, and a first
     one as soon as there is an estimate of the time left, if that is longer than the interval. A task that ends within
-    its first interval prints nothing.
+    its first interval prints nothing, or its last line if ``show_end``.
 
     Args:
         label: Name of the task, at the start of each line.
         console: Where it is shown; None: stderr, so that the output of a command has its results alone.
         interval: Seconds between two lines, 0 for a line at every call; None: the environment variable
             GPU_VECENV_PROGRESS_SECONDS, or 30.
+        show_end: Print the last line of a short task too.
         clock: Seconds from any origin.
 
     Raises:
@@ -57,6 +58,7 @@ class ProgressDisplay:
         console: Console | None = None,
         *,
         interval: float | None = None,
+        show_end: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         from rich.console import Console  # importing rich draws from Python's global random numbers
@@ -65,6 +67,7 @@ class ProgressDisplay:
 
         self._label, self._console, self._clock = label, console or Console(stderr=True), clock
         self._interval = line_interval() if interval is None else interval
+        self._show_end = show_end
         self._bar = Progress(
             BarColumn(bar_width=10),
             TextColumn("{task.description}", markup=False, table_column=Column(ratio=1)),
@@ -102,7 +105,7 @@ class ProgressDisplay:
             self._bar.update(self._task, completed=fraction, description=status)
             return
         first_estimate = self._reports == WARM_UP_REPORTS + 1 and left is not None and left > self._interval
-        end = fraction >= 1 and self._lines > 0
+        end = fraction >= 1 and (self._show_end or self._lines > 0)
         if first_estimate or end or now - self._line_time >= self._interval:
             self._console.print(status, highlight=False, markup=False, soft_wrap=True)
             self._lines, self._line_time = self._lines + 1, now

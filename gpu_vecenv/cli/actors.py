@@ -21,11 +21,15 @@ def role_and_source(text: str) -> tuple[str, str]:
     return (role, source) if separator and not Path(text).exists() else ("", text)
 
 
-def role_sources(option: str, pairs: Sequence[str]) -> dict[str, str]:
-    """Role -> source, of ROLE=SOURCE values of an option."""
+def role_sources(option: str, pairs: Sequence[str], roles: Sequence[str]) -> dict[str, str]:
+    """Role -> source, of ROLE=SOURCE values of an option; ``roles`` are those of the game."""
     sources = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
     if len(sources) < len(pairs):
-        raise ConfigError(f"{option} is {' '.join(pairs)}; expected ROLE=RUN for each role, every role once")
+        wrong = next((text for text in pairs if "=" not in text), roles[0])
+        example = f"{wrong}=runs/other" if wrong in roles else f"{roles[-1]}={wrong}"
+        raise ConfigError(
+            f"{option} is {' '.join(pairs)}; expected ROLE=RUN for each role, every role once, such as {example}"
+        )
     return sources
 
 

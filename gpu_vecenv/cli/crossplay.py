@@ -34,7 +34,7 @@ from gpu_vecenv.train.evaluation import RolePolicy
 from gpu_vecenv.train.game_policy import GamePolicy, populations_of_run, run_and_member
 from gpu_vecenv.train.opponents_config import RANDOM
 from gpu_vecenv.train.role_view import agents_of
-from gpu_vecenv.train.run_folder import read_seeds, seed_folder
+from gpu_vecenv.train.run_folder import run_folders
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,9 +116,8 @@ class Crossplay(DeviceOptions):
     def _loaded(self, source: str) -> dict[str, Entry]:
         """Name -> what plays, of a run, or of each of a folder of several."""
         run, member = run_and_member(source)
-        seeds = read_seeds(run)
         entries = dict[str, Entry]()
-        for folder in [run] if seeds is None else [seed_folder(run, seed) for seed in seeds]:
+        for folder in run_folders(run):
             entries |= self._of_run(folder, member)
         return entries
 

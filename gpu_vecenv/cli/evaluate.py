@@ -46,7 +46,7 @@ class Evaluate(DeviceOptions):
         loaded = load_run_policy(self.run, game=self.game, best=self.best, device=self.device)
         role_policies: dict[str, RolePolicy] = dict(loaded.policies)
         known = [*loaded.game.layout.present_roles, *loaded.game.layout.agent_names]
-        for name, source in role_sources("opponents", self.opponents).items():
+        for name, source in role_sources("opponents", self.opponents, loaded.game.layout.present_roles).items():
             if name not in known:
                 raise ConfigError(f"unknown role {name!r} in opponents; the roles are {known}")
             others = actors_of("opponents", loaded.game, name, source, best=self.best, device=loaded.device)

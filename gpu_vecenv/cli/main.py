@@ -81,6 +81,12 @@ COMMANDS: dict[str, Any] = {
 # Lines of tyro's boxes, whose borders are spaces where the terminal has no others: rules, and commands that help.
 RULE = re.compile("│? +[─-]+ *│?")
 FOOTER = re.compile(rf". *(For full helptext, (run|see)\b.*|(in )?{PROGRAM} .*--help) +.")
+OF_PYTHON = {  # what tyro's messages have of Python -> the same in plain words
+    r"typing\.Literal\[(.*?)\]:": r"\1:",
+    r"<class '(\w+)'>": r"\1",
+    r"invalid literal for int\(\) with base 10: ('.*?')": r"expected an integer, not \1",
+    r"could not convert string to float: ('.*?')": r"expected a number, not \1",
+}
 ABOUT = "Environments of many agents, and PPO for them, on the GPU or the CPU."
 HELP = f"""\
 usage: {PROGRAM} COMMAND …
@@ -156,7 +162,9 @@ def plain_error(box: str, arguments: Sequence[str]) -> str:
     for line in box.splitlines():
         if "<class 'NoneType'>" in line:
             continue
-        shown = re.sub(r"<class '(\w+)'>", r"\1", re.sub(r"typing\.Literal\[(.*?)\]:", r"\1:", line))
+        shown = line
+        for pattern, replacement in OF_PYTHON.items():
+            shown = re.sub(pattern, replacement, shown)
         if FOOTER.fullmatch(shown):
             continue
         if shown != line:

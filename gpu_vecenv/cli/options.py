@@ -17,6 +17,7 @@ from gpu_vecenv.declare.env import Env
 from gpu_vecenv.envs.registry import GAME_FILE, GAMES, find_game, load_game
 from gpu_vecenv.errors import ConfigError, UnknownGameError
 from gpu_vecenv.train.game_policy import GamePolicy, load_policy, run_and_member
+from gpu_vecenv.train.run_folder import SETTINGS, resume_command, run_folders
 
 PROGRAM = "gpu-vecenv"
 GameName = Positional[Annotated[str, tyro.conf.arg(metavar="GAME")]]
@@ -72,7 +73,13 @@ def named_game(arguments: Sequence[str]) -> type[Env] | None:
 
 def game_class(name: str) -> type[Env]:
     """The registered game of that name, or the one declared in a file, which is imported and registered."""
-    return load_game(name) if GAME_FILE.fullmatch(name) else find_game(name)
+    if GAME_FILE.fullmatch(name):
+        return load_game(name)
+    if name not in GAMES and any((run / SETTINGS).is_file() for run in run_folders(Path(name))):
+        raise ConfigError(
+            f"{name} is a run; expected a game, by its name or file. To continue the run: {resume_command(Path(name))}"
+        )
+    return find_game(name, "Your own games are files: my_game.py")
 
 
 def names_run(source: str) -> bool:

@@ -13,11 +13,15 @@ from gpu_vecenv.declare.config import check_fields, param
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.escapes import printable
 from gpu_vecenv.train.plots import plot_runs
+from gpu_vecenv.train.run_folder import run_folders
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plot(Command):
-    """Draw the learning curves of runs."""
+    """Draw the learning curves of runs.
+
+    RUN is the folder of a run, or of several seeds, which become one line with a band.
+    """
 
     runs: tyro.conf.Positional[Annotated[tuple[Path, ...], tyro.conf.arg(metavar="RUN...")]]  # run folders, one or more
     out: Path = Path("curves.png")  # file of the figure, .png or .svg
@@ -32,6 +36,7 @@ class Plot(Command):
 
     def __call__(self) -> None:
         """Draw them."""
-        if not plot_runs(self.runs, self.out, metrics=self.metrics, x=self.x, smooth=self.smooth):
+        runs = [folder for run in self.runs for folder in run_folders(run)]
+        if not plot_runs(runs, self.out, metrics=self.metrics, x=self.x, smooth=self.smooth):
             raise ConfigError('curves need matplotlib: pip install "gpu_vecenv[train]"')
         print(printable(f"drew {self.out}"))

@@ -58,7 +58,7 @@ from gpu_vecenv.train.ppo import MAPPO, PPOConfig
 from gpu_vecenv.train.pqn import PQNConfig
 from gpu_vecenv.train.role_view import role_of
 from gpu_vecenv.train.run import check_log, run, run_seeds
-from gpu_vecenv.train.run_folder import SETTINGS, RunConfig, make_selection, read_seeds, seed_folder
+from gpu_vecenv.train.run_folder import SETTINGS, RunConfig, make_selection, read_seeds, run_folders, seed_folder
 from gpu_vecenv.train.stored_config import stored_config, stored_configs, with_defaults
 from gpu_vecenv.train.trainer import Trainer
 from gpu_vecenv.web.training_server import TrainingServer
@@ -69,6 +69,7 @@ RUN_SIZES = ("num_envs", "total_steps", "num_steps")
 RUN_FORMAT = 2  # of the settings, checkpoints and metrics in a run folder
 AlgorithmName = Literal["ppo", "a2c", "pqn", "pqn-vdn"]
 PresetName = Literal["fast", "sample-efficient", "mappo"]
+OptionsT = TypeVar("OptionsT")
 ConfigT = TypeVar("ConfigT", bound=LearnerConfig)  # the hyper-parameters of an algorithm, which become options
 
 
@@ -110,6 +111,7 @@ class Train(DeviceOptions, Generic[GameT, ConfigT]):
         """With the options and preset of the game that is named first; Resume if --resume is given."""
         selection = _Selection.of(arguments)
         if selection.resume is not None:
+            Resume.check_options(arguments)
             return Resume, tyro.MISSING_NONPROP
         game = named_game(arguments)
         if game is None:
@@ -193,7 +195,7 @@ class Train(DeviceOptions, Generic[GameT, ConfigT]):
 
     def _policy_specs(self, game: Env) -> dict[str, PolicySpec]:
         roles = list(game.layout.present_roles)
-        frozen = role_sources("frozen", self.frozen)
+        frozen = role_sources("frozen", self.frozen, roles)
         trained = [role for role in roles if role not in frozen]
         if unknown := set(frozen) - set(roles):
             raise ConfigError(f"unknown role {', '.join(map(repr, sorted(unknown)))} in frozen; the roles are {roles}")
@@ -261,11 +263,15 @@ class _Selection:
     @classmethod
     def of(cls, arguments: Sequence[str]) -> _Selection:
         """Those among the arguments; the defaults if one is wrong, which parsing all options then reports."""
-        try:
-            with contextlib.redirect_stderr(io.StringIO()):
-                return tyro.cli(cls, args=arguments, add_help=False, return_unknown_args=True)[0]
-        except SystemExit:
-            return cls(resume=Path() if "--resume" in arguments else None)
+        parsed = _parsed(cls, arguments)
+        return cls(resume=Path() if "--resume" in arguments else None) if parsed is None else parsed[0]
+
+
+def _parsed(kind: type[OptionsT], arguments: Sequence[str]) -> tuple[OptionsT, list[str]] | None:
+    """Those of the arguments that are options of a class, and the others; None if one of its options is wrong."""
+    with contextlib.suppress(SystemExit), contextlib.redirect_stderr(io.StringIO()):
+        return tyro.cli(kind, args=arguments, add_help=False, return_unknown_args=True)
+    return None
 
 
 def preset_defaults(
@@ -320,11 +326,25 @@ class Resume(DeviceOptions):
     def __post_init__(self) -> None:
         check_fields(self)
 
+    @classmethod
+    def check_options(cls, arguments: Sequence[str]) -> None:
+        """Raise ConfigError if one of the options is not of a resumed run; a wrong value is reported elsewhere."""
+        parsed = _parsed(cls, arguments)
+        given = [word.partition("=")[0] for word in (parsed[1] if parsed else ()) if word.startswith("--")]
+        if wrong := [name for name in given if name != "--help"]:
+            names = [field.name for field in dataclasses.fields(cls) if field.name not in ("game_name", "resume")]
+            options = ["--" + name.replace("_", "-") for name in names]
+            raise ConfigError(
+                f"a resumed run keeps its game and hyper-parameters: it takes no {', '.join(wrong)}; expected one of "
+                f"{', '.join(options)}. Another value needs a new run: {PROGRAM} train "
+                "GAME, to which PolicySpec(weights=…) in Python gives these weights"
+            )
+
     def __call__(self) -> int:
         """Continue; the exit code of the run."""
         given = game_class(self.game_name) if self.game_name is not None else None
         seeds = read_seeds(self.resume)
-        folders = [self.resume] if seeds is None else [seed_folder(self.resume, seed) for seed in seeds]
+        folders = run_folders(self.resume)
         begun = [folder for folder in folders if CheckpointFolder(folder / CHECKPOINTS).begun()]
         settings, run_config = _read_settings((begun or folders)[0])
         if given is None:

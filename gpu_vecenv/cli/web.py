@@ -65,8 +65,9 @@ class Web(Command, Generic[GameT]):
         files = game_page(game, policy, title=self.title, replay=replay)
         for name, content in files.items():
             replace_file(self.out / name, content)
-        size = len(files["index.html"])
-        print(printable(f"wrote {self.out / 'index.html'}: {size:,} bytes, one file; open it in a browser"))
+        size, parts = len(files["index.html"]), ", ".join(sorted(files.keys() - {"index.html"}))
+        print(printable(f"wrote {self.out / 'index.html'}: {size:,} bytes; open it in a browser, or send it alone"))
+        print(printable(f"{parts} are its parts, for pages of your own"))
 
     def _configuration_of(self, trained: Env) -> Env:
         """The run's configuration, unless other options are given; randomised parameters are those of the options."""

@@ -23,7 +23,8 @@ def resolve_device(device: str | torch.device | None) -> torch.device:
             return torch.device("cuda", torch.cuda.current_device())
         problem = gpu_problem(find_driver(), find_torch())
         if problem:
-            warn(f'{problem}\nRunning on the CPU; pass device="cpu" to silence this warning.', stacklevel=3)
+            silence = 'pass device="cpu", or --device cpu, to silence this warning.'
+            warn(f"{problem}\nRunning on the CPU; {silence}", stacklevel=3)
         return torch.device("cpu")
     try:
         resolved = torch.device(device)
@@ -37,7 +38,7 @@ def resolve_device(device: str | torch.device | None) -> torch.device:
         built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "the CPU only"
         raise DeviceUnavailableError(
             f"device is {device!r}, but torch {torch.__version__} (built for {built}) finds no usable GPU; "
-            'run "gpu-vecenv doctor" for the reason, or use device="cpu"'
+            'run "gpu-vecenv doctor" for the reason, or use the CPU: device="cpu", on a command line --device cpu'
         )
     index = torch.cuda.current_device() if resolved.index is None else resolved.index
     if index >= torch.cuda.device_count():

@@ -51,12 +51,13 @@ class ActionValidator:
         kinds = (torch.float32,) if self._is_float(role) else (torch.int32, torch.int64)
         if not isinstance(actions, torch.Tensor):
             raise TypeError(
-                f"step: {name} {_are(name)} a {type(actions).__name__}; expected a torch tensor on {self.device}"
+                f"step: {name} {_are(name)} a {type(actions).__name__}; expected a torch tensor on {self.device}: "
+                f'use torch.as_tensor(…, device="{self.device}"), or a Gymnasium view, which casts'
             )
         if actions.dtype not in kinds:
             raise TypeError(
                 f"step: {name} {_have(name)} dtype {actions.dtype}; expected {' or '.join(map(str, kinds))}"
-                + ("" if self._is_float(role) else " (use actions.long())")
+                + f" (use actions.{'float' if self._is_float(role) else 'long'}())"
             )
         self._check_shape(actions.shape, self.shape if shape is None else shape, name)
         self._check_tensor(actions, name)
@@ -250,9 +251,12 @@ class ActionValidator:
         elif not is_float:
             kept = array < 2**63 if array.dtype.kind == "u" else np.True_
         if not np.all(kept):
-            value = array[~kept].flat[0]
+            first = int(np.flatnonzero(~kept)[0])
+            sizes = self._sizes if role is None else self.layout.action.sizes[role]
+            last = np.ravel(sizes)[first % np.size(sizes)] - 1
             raise InvalidActionError(
-                f"step: {name}: {value} is no choice of a discrete action; expected an integer from 0"
+                f"step: {name}: {array.flat[first]} is no choice of a discrete action; expected an integer in "
+                f"[0, {last}]"
             )
         with np.errstate(over="ignore"):  # infinite: clipped, or invalid
             return array.astype(np.float32 if is_float else np.int64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -57,4 +58,24 @@ def make(
     )
 
 
-OPTIONS = tuple(name for name in inspect.signature(make).parameters if name != "config")
+def make_for(view: type, game: Game, num_envs: int, device: Any, arguments: Mapping[str, Any], **own: Any) -> VecEnv:
+    """The VecEnv of a view.
+
+    Args:
+        view: Its class; an error on an unknown argument lists those of its constructor too.
+        game: As for ``make``.
+        num_envs: As for ``make``.
+        device: As for ``make``.
+        arguments: Of ``make``, that were given to the view.
+        own: Of ``make``, that the view sets itself.
+    """
+    options = set(OPTIONS) - {"num_envs", *own}
+    parameters = inspect.signature(view).parameters.values()
+    names = {parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD}
+    config = {name: value for name, value in arguments.items() if name not in options}
+    configuration = configured(game, config, options | names - {"game"})
+    rest = {name: value for name, value in arguments.items() if name in options}
+    return make(configuration, num_envs, device, **rest, **own)
+
+
+OPTIONS = tuple(name for name in inspect.signature(make).parameters if name not in ("game", "config"))

@@ -64,12 +64,14 @@ GAMES: dict[str, type[Env]] = {
 Game = str | type[Env] | Env  # a registered name, a class or a configured game
 GAME_FILE = re.compile(r"(.+\.py)(?::(\w+))?", re.DOTALL)  # my_game.py, my_game.py:MyGame
 ENV_ID = re.compile(r"[a-z0-9_]+/[A-Za-z0-9_]+-v[0-9]+")
+OWN_GAMES = "Names are not import paths: register your own games with gpu_vecenv.register(MyGame)"
 # What users of Gymnasium give to make -> where it belongs here.
 ELSEWHERE = {
     "episode_length": "a game's own limit, if it has one, is max_steps",
     "env_backend": 'driver="pycuda" or "cuda_core" chooses one; leave it out to take the first that works',
     "seed": "pass it to reset(seed=…)",
     "render_mode": 'pass it to gymnasium.make_vec("gpu_vecenv/…", render_mode=…), whose render() returns frames',
+    "output": 'pass it to gymnasium.make_vec("gpu_vecenv/…", output=…) or parallel_env; make returns tensors',
 }
 
 
@@ -147,21 +149,23 @@ def _register_ids(game: type[Env], name: str) -> None:
             pettingzoo.register("aec", title, "gpu_vecenv.views.pettingzoo_env:aec_env", kwargs=kwargs)
 
 
-def find_game(name: str) -> type[Env]:
+def find_game(name: str, own_games: str = OWN_GAMES) -> type[Env]:
     """The game registered by this name.
 
     Raises:
-        UnknownGameError: There is none; the message lists the nearest names.
+        UnknownGameError: There is none; the message lists the nearest names and says where ``own_games`` come from.
     """
     if not isinstance(name, str):
         raise TypeError(
             f"a game is {name!r} ({type(name).__name__}); expected a registered name, an Env class or an Env"
         )
     if name not in GAMES:
-        raise UnknownGameError(
-            f"no game is called {name[:128]!r}; {nearest(name, GAMES)}. "
-            "Names are not import paths: register your own games with gpu_vecenv.register(MyGame)"
-        )
+        spec = gymnasium.registry.get(name)
+        if spec is not None and spec.kwargs.get("game") in GAMES:
+            hint = f"{spec.kwargs['game']!r} is its name; the id is for gymnasium.make_vec"
+        else:
+            hint = f"{nearest(name, GAMES)}. {own_games}"
+        raise UnknownGameError(f"no game is called {name[:128]!r}; {hint}")
     return GAMES[name]
 
 
@@ -279,7 +283,7 @@ def configure(game: Game, /, **config: Any) -> Env:
 
 
 def configured(game: Game, config: Mapping[str, Any], others: Iterable[str] = ()) -> Env:
-    """As ``configure``; the error on an unknown key lists ``others``, arguments of the caller, too."""
+    """As ``configure``; the error on an unknown key lists ``others``, further arguments of the caller, too."""
     kind = type(game) if isinstance(game, Env) else game
     if not (isinstance(kind, type) and issubclass(kind, Env)):
         kind = find_game(kind)
@@ -324,7 +328,7 @@ def _by_field(game: type[Env], config: Mapping[str, Any], others: Iterable[str])
         if target is None:
             if key in ELSEWHERE:
                 raise ConfigError(f"{key} is {value!r}, which is not a configuration key: {ELSEWHERE[key]}")
-            names = nearest(key, {*targets, *others}, list_all=True)
+            names = nearest(key, targets, list_all=True, others=set(others) - set(targets))
             raise ConfigError(f"{game.name()} has no configuration key {key!r} (= {value!r}); {names}")
         if isinstance(target, FixedArgument):
             if value != target.value:

@@ -12,6 +12,7 @@ from gpu_vecenv.errors import ConfigError
 
 EVALUATIONS_FILE, EVALUATION_FILE = "evaluations.csv", "evaluation.json"  # while it trains, at the end
 ALL_RANDOM = "all random"  # of the final evaluation: all roles act randomly
+FROZEN, NONE = "frozen", "none"  # opponents where nothing else learns: all others are frozen, or there are none
 Points: TypeAlias = list[dict[str, float]]  # env_steps, seconds and mean_return of each evaluation
 
 

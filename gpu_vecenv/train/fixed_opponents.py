@@ -11,6 +11,7 @@ import torch
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.errors import CheckpointCorruptError, ConfigError, nearest
 from gpu_vecenv.train.evaluation import RolePolicy, replaced
+from gpu_vecenv.train.evaluation_curves import FROZEN, NONE
 from gpu_vecenv.train.opponent_ranges import noop_of
 from gpu_vecenv.train.opponents_config import RANDOM, STILL
 from gpu_vecenv.train.policy import Policy
@@ -20,7 +21,6 @@ from gpu_vecenv.train.trainer import Trainer
 
 INITIAL = "initial"  # the policies with which the run began
 KINDS = (RANDOM, STILL, INITIAL)
-FROZEN, NONE = "frozen", "none"  # of a role beside which nothing learns: all others are frozen, or there are none
 
 
 class Match(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
@@ -18,6 +19,7 @@ from gpu_vecenv.errors import ConfigError, nearest
 from gpu_vecenv.escapes import printable
 from gpu_vecenv.files import check_output, put_file
 from gpu_vecenv.train.evaluation_curves import (
+    NONE,
     Points,
     read_evaluations,
     read_random_returns,
@@ -25,6 +27,7 @@ from gpu_vecenv.train.evaluation_curves import (
 )
 
 METRICS_FILE = "metrics.csv"
+CONFIG_FILE = "config.json"  # the game, hyper-parameters and sizes, to be read by people: checkpoints have them too
 TEXT_COLUMNS = ("weights",)  # columns that are not numeric
 EPISODE_METRICS = ("return_", "episode_length", "terminated_fraction")  # means over episodes
 SEED = re.compile(r"(.*?)[-_. ]?seed[-_=]?\d+")  # cartpole-seed0, cartpole_seed_1, seed2
@@ -100,8 +103,9 @@ def plot_runs(
 
     Run folders in the same directory whose names differ only in a seed at the end, such as cartpole-seed0 and
     cartpole-seed1, become one line: their mean, with a band from minimum to maximum, over the range that all of them
-    cover. Values between two rows are interpolated. Iterations without finished episodes are skipped for the metrics of
-    episodes, and so are those before the first episodes of all environments have ended.
+    cover. Where runs are of different games, the legend names each line's game. Values between two rows are
+    interpolated. Iterations without finished episodes are skipped for the metrics of episodes, and so are those before
+    the first episodes of all environments have ended.
 
     The panel of a role's return also has its evaluations against fixed opponents, as lines with markers, and random
     play, as a horizontal line. Its title says where other roles learn while it trains.
@@ -147,13 +151,14 @@ def plot_runs(
     lines = -(-len(panels) // columns)
     opponents = _opponent_styles(groups, metrics)
     width = max(5.2 * columns, 6.4)
-    labels = [group.label for group in groups] + [f"against {name}" for name in opponents] + ["random play"]
+    of_opponents = {name: "evaluation" if name == NONE else f"against {name}" for name in opponents}
+    labels = [*(group.label for group in groups), *of_opponents.values(), "random play"]
     longest = max(map(len, labels))
     across = min(max(int(9 * width / (longest + 6)), 1), len(labels))  # about 9 characters per inch; 6 for the line
     height = 3.7 * lines + 0.3 + 0.22 * -(-len(labels) // across)
     canvas = Figure(figsize=(width, height), dpi=150, layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.06))
     FigureCanvasAgg(canvas)
-    learning = [roles_that_learn(list(row)) for group in groups for run in group.runs for row in islice(run, 1)]
+    headers = [list(row) for group in groups for run in group.runs for row in islice(run, 1)]
     has_random = False
     for panel, (name, one_x) in enumerate(panels, 1):
         axes = canvas.add_subplot(lines, columns, panel)
@@ -165,7 +170,7 @@ def plot_runs(
         if name.startswith("return_"):
             role = name.removeprefix("return_")
             has_random |= _draw_evaluations(axes, groups, role, opponents, one_x, scale)
-            if any(roles - {role} for roles in learning):
+            if any(name in header and roles_that_learn(header) - {role} for header in headers):
                 title += f"\n{LEARNS_TOO}"
         axes.set_title(title)
         axes.set_ylabel(unit)
@@ -176,7 +181,7 @@ def plot_runs(
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     handles = [canvas.axes[0].plot([], [], label=printable(group.label), **group.style)[0] for group in groups]
     for name, style in opponents.items():
-        handles += canvas.axes[0].plot([], [], label=printable(f"against {name}"), **style)
+        handles += canvas.axes[0].plot([], [], label=printable(of_opponents[name]), **style)
     if has_random:
         handles += canvas.axes[0].plot([], [], label="random play", **RANDOM_STYLE)
     canvas.legend(handles=handles, loc="outside lower center", ncols=across, frameon=False)
@@ -198,9 +203,12 @@ def _groups(runs: Sequence[Path]) -> list[Group]:
         match = SEED.fullmatch(run.name)
         members.setdefault(run.parent / match[1] if match else run, []).append(run)
     names = [stem.name for stem in members]
+    games = {stem: next(filter(None, map(_read_game, folders)), None) for stem, folders in members.items()}
     groups = []
     for index, (stem, folders) in enumerate(members.items()):
         label = stem.name if names.count(stem.name) == 1 else f"{stem.parent.name}/{stem.name}"
+        if len({*games.values()} - {None}) > 1 and games[stem] is not None:
+            label += f", {games[stem]}"
         if len(folders) > 1:
             label += f" (mean and range of {len(folders)} runs)"
         dashes = DASHES[index // len(COLOURS) % len(DASHES)]
@@ -209,6 +217,15 @@ def _groups(runs: Sequence[Path]) -> list[Group]:
         random_returns = next(filter(None, map(read_random_returns, folders)), {})
         groups.append(Group(label, [read_metrics(folder) for folder in folders], style, evaluations, random_returns))
     return groups
+
+
+def _read_game(run: Path) -> str | None:
+    """The name of a run's game, of RUN/config.json; None without that file."""
+    path = run / CONFIG_FILE
+    try:
+        return str(json.loads(path.read_text(encoding="utf-8"))["game"]) if path.is_file() else None
+    except (LookupError, TypeError, ValueError) as error:
+        raise ConfigError(f"{path} is damaged: {type(error).__name__}: {error}") from error
 
 
 def _opponent_styles(groups: Sequence[Group], metrics: Sequence[str]) -> dict[str, dict[str, Any]]:

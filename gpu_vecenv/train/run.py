@@ -88,7 +88,7 @@ def run(
     with locked(folder, trainer.world, create=not resume), contextlib.closing(one), _resumable(console, folder):
         one.begin(resume=resume, settings=settings)
         _print_sizes(console, [one], folder)
-        with ProgressDisplay("train", console) as on_progress, one.logging(on_progress):
+        with ProgressDisplay("train", console, show_end=True) as on_progress, one.logging(on_progress):
             stopped = _train([one], ParallelTrainers([trainer]), after_row=after_row)
         if one.error is not None:
             raise one.error
@@ -156,7 +156,7 @@ def run_seeds(
             # A seed without a checkpoint failed, or was stopped before its first one.
             one.begin(resume=resume and one.checkpoints.begun(), settings=settings)
         _print_sizes(console, runs, folder)
-        with ProgressDisplay("train", console) as on_progress, contextlib.ExitStack() as logs:
+        with ProgressDisplay("train", console, show_end=True) as on_progress, contextlib.ExitStack() as logs:
             for one in runs:
                 logs.enter_context(one.logging(no_progress))
             stopped = _train(runs, together, on_progress, after_row)
@@ -303,7 +303,7 @@ def _print_evaluations(console: Console, one: Run, seeds: int = 1) -> None:
     pairings, episodes = one.pairings()
     matches, times = len(pairings) - 2, f"{counted(seeds, 'seed')} x " * (seeds > 1)
     against = f", {matches} against fixed opponents" * (matches > 0)
-    few = f", few, as the training is short ({EPISODES:,} each after a longer one)" if _few(one, episodes) else ""
+    few = f" (after a longer training {EPISODES:,} each)" if _few(one, episodes) else ""
     number = f"{times}{len(pairings)} x {counted(episodes, 'episode')}"
     _print_line(console, f"evaluating {number}{few}: all random{against}, all trained")
 

@@ -26,13 +26,12 @@ from gpu_vecenv.train.evaluation_sizes import BEST_EPISODES, num_episodes
 from gpu_vecenv.train.evaluation_tables import evaluations, pairings_of
 from gpu_vecenv.train.fixed_opponents import INITIAL, KINDS, FixedOpponents, parsed_scripts
 from gpu_vecenv.train.logger import RunLog
-from gpu_vecenv.train.plots import plot_runs
+from gpu_vecenv.train.plots import CONFIG_FILE, plot_runs
 from gpu_vecenv.train.selection import Selection, SelectionState
 from gpu_vecenv.train.stored_config import readable_config
 from gpu_vecenv.train.trainer import Trainer
 
 CURVE_FILE = "learning_curve.png"
-CONFIG = "config.json"  # the game, hyper-parameters and sizes, to be read by people: checkpoints have them too
 SETTINGS = "settings.json"  # what the command line was given that is neither the game's nor the policies'
 SEEDS_FILE = "seeds.json"  # in the folder of several runs: their seeds
 LOCK_FILE = ".lock"  # locked by the process that trains in the folder; the file itself stays and means nothing
@@ -122,7 +121,7 @@ class Run:
                 if settings is not None:
                     replace_file(self.folder / SETTINGS, json.dumps(settings, indent=1).encode())
         if world.rank == 0:
-            write_json(self.folder / CONFIG, readable_config(self.trainer.state()[1]))
+            write_json(self.folder / CONFIG_FILE, readable_config(self.trainer.state()[1]))
         world.barrier()
         self.checkpoints.clean()
         if not resume:
@@ -240,6 +239,12 @@ def read_seeds(folder: Path) -> list[int] | None:
     except (LookupError, TypeError, ValueError) as error:
         raise ConfigError(f"{path} is damaged or of another version: {type(error).__name__}: {error}") from error
     return list(seeds)
+
+
+def run_folders(folder: Path) -> list[Path]:
+    """The folder itself if it is one run's, else those of its seeds. Raises ConfigError as ``read_seeds``."""
+    seeds = read_seeds(folder)
+    return [folder] if seeds is None else [seed_folder(folder, seed) for seed in seeds]
 
 
 def resume_command(folder: Path) -> str:

@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 from gpu_vecenv.declare.arguments import check_choice
 from gpu_vecenv.engine.actions import ActionValidator
 from gpu_vecenv.engine.arguments import AutoresetMode, construct, validate_mask
-from gpu_vecenv.engine.make import make
+from gpu_vecenv.engine.make import make_for
 from gpu_vecenv.engine.step_buffers import StepBuffers
 from gpu_vecenv.envs.registry import Game
 from gpu_vecenv.errors import ResetNeededError
@@ -89,8 +89,14 @@ class BatchedParallelEnv:
         check_choice("group_by", group_by, ("agent", "role"))
         if max_cycles is not None:
             arguments = {"max_cycles": max_cycles, **arguments}
-        self.vec_env = make(
-            game, num_envs, device, autoreset_mode=autoreset_mode, agents_as_envs=agents_as_envs, **arguments
+        self.vec_env = make_for(
+            type(self),
+            game,
+            num_envs,
+            device,
+            arguments,
+            autoreset_mode=autoreset_mode,
+            agents_as_envs=agents_as_envs,
         )
         self.game, self.device, self.num_envs = self.vec_env.game, self.vec_env.device, self.vec_env.num_envs
         self.group_by = group_by

@@ -19,7 +19,7 @@ from gpu_vecenv.declare.env import Env
 from gpu_vecenv.declare.spaces import with_zero
 from gpu_vecenv.engine.actions import ActionValidator
 from gpu_vecenv.engine.arguments import construct, validate_autoreset_mode, validate_mask, validate_seed, validate_seeds
-from gpu_vecenv.engine.make import make
+from gpu_vecenv.engine.make import make_for
 from gpu_vecenv.engine.step_buffers import StepBuffers
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.envs.registry import Game
@@ -88,7 +88,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         if max_episode_steps is not None:
             arguments = {"max_episode_steps": max_episode_steps, **arguments}
         self._viewer: Viewer | None = None
-        self.vec_env = make(game, num_envs, device, autoreset_mode=mode, agents_as_envs=True, **arguments)
+        self.vec_env = make_for(type(self), game, num_envs, device, arguments, autoreset_mode=mode, agents_as_envs=True)
         self.game, self.device = self.vec_env.game, self.vec_env.device
         _check_one_action_space(self.vec_env)
         self.render_mode = checked_render_mode(self.game, render_mode)
@@ -286,7 +286,7 @@ class GymnasiumEnv(gymnasium.Env[Any, Any]):
         self, game: Game, device: str | torch.device = "cpu", *, render_mode: str | None = None, **arguments: Any
     ) -> None:
         self._arguments = {"game": game, "device": device, "render_mode": render_mode, **arguments}
-        self.vec_env = make(game, 1, device, autoreset_mode="disabled", **arguments)
+        self.vec_env = make_for(type(self), game, 1, device, arguments, autoreset_mode="disabled")
         self.game = self.vec_env.game
         _check_one_action_space(self.vec_env)
         self.render_mode = checked_render_mode(self.game, render_mode)

@@ -24,7 +24,7 @@ from gpu_vecenv.declare.arguments import check_choice
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.actions import ActionValidator
 from gpu_vecenv.engine.arguments import construct, validate_seed
-from gpu_vecenv.engine.make import make
+from gpu_vecenv.engine.make import make_for
 from gpu_vecenv.engine.step_buffers import StepBuffers
 from gpu_vecenv.envs.registry import GAMES, Game, configuration_names, versions
 from gpu_vecenv.errors import AgentKeyError, PettingZooResetNeededError, UnknownModuleError, nearest
@@ -89,7 +89,7 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
             )
         if max_cycles is not None:
             arguments = {"max_cycles": max_cycles, **arguments}
-        self.vec_env = make(game, 1, device, autoreset_mode="disabled", agents_as_envs=False, **arguments)
+        self.vec_env = make_for(type(self), game, 1, device, arguments, autoreset_mode="disabled", agents_as_envs=False)
         self.game, self.device = self.vec_env.game, self.vec_env.device
         self.render_mode = checked_render_mode(self.game, render_mode)
         self._viewer = viewer_of(self.vec_env, render_mode)

@@ -479,7 +479,10 @@ REFUSED = {
     "an unknown device to check": ("check tag_gridworld --device tpu", "device is 'tpu'"),
     "a game's field to check": ("check tag_gridworld --grid 0", r"grid is 0; expected a value in \[1, 32767\]"),
     "unknown game to show": ("show tag_gridwrld", "no game is called 'tag_gridwrld'; nearest: tag_gridworld"),
-    "unknown game to train": ("train tag_continous", "no game is called 'tag_continous'; nearest: tag_continuous"),
+    "unknown game to train": (
+        "train tag_continous",
+        "no game is called 'tag_continous'; nearest: tag_continuous.* files: my_game.py",
+    ),
     "unknown game to measure": (
         "bench --game tag_gird --device cpu",
         "no game is called 'tag_gird'; nearest: tag_grid",
@@ -492,8 +495,9 @@ REFUSED = {
     "an option of the other game": ("train tag_gridworld --num-runners 3", "--num-runners"),
     "a field below its range": ("show tag_gridworld --num-taggers 0", r"num_taggers is 0; expected a value in \[1"),
     "a field above its range": ("train tag_gridworld --grid 40000", r"grid is 40000; expected .* \[1, 32767\]"),
-    "a field that is no number": ("train tag_gridworld --grid seven", "--grid.*'seven'"),
-    "a fraction for an integer": ("train tag_gridworld --grid 7.5", "--grid.*'7.5'"),
+    "a field that is no number": ("train tag_gridworld --grid seven", "--grid: expected an integer, not 'seven'"),
+    "a fraction for an integer": ("train tag_gridworld --grid 7.5", "--grid: expected an integer, not '7.5'"),
+    "a word for a number": ("train tag_gridworld --gamma much", "--gamma: expected a number, not 'much'"),
     "a field that is not finite": (
         "train tag_gridworld --step-cost nan",
         "step_cost is nan; expected a finite float32",
@@ -607,6 +611,10 @@ REFUSED = {
         "nowhere",
     ),
     "a run to go on with that there is not": ("train --resume nowhere", "no run at nowhere"),
+    "a hyper-parameter of a resumed run": (
+        "train --resume nowhere --learning-rate 1e-4 --gamma=0.9",
+        "a resumed run keeps .* takes no --learning-rate, --gamma; expected one of .*--total-steps.* needs a new run",
+    ),
     "evaluate without a run": ("evaluate", "Missing .* RUN"),
     "a run to evaluate that there is not": ("evaluate nowhere --device cpu", "nowhere"),
     "an unknown option to evaluate": ("evaluate nowhere --gredy", "--gredy.*Perhaps you meant: --greedy"),
@@ -653,6 +661,11 @@ def own(command, tmp_path):
     yield tmp_path / "acorn.py"
     sys.path[:] = path
     forget_acorn()
+
+
+def test_a_run_in_place_of_a_game_is_said_to_be_one(trained, command):
+    message = rf"{trained} is a run; expected a game.* continue the run: gpu-vecenv train --resume {trained}$"
+    refused(command("train", str(trained), "--seed", "3"), message)
 
 
 def test_new_writes_a_game_and_says_what_comes_next(command, tmp_path):
@@ -1413,7 +1426,8 @@ def test_a_script_may_play_a_role(trained, command, tmp_path):
     ("given", "message"),
     [
         (["hunter=random"], r"unknown role 'hunter' in opponents; the roles are .*'runner'"),
-        (["runner"], "opponents is runner; expected ROLE=RUN"),
+        (["runner"], "opponents is runner; expected ROLE=RUN .*, such as runner=runs/other"),
+        (["random"], "opponents is random; expected ROLE=RUN .*, such as runner=random"),
         (["runner=random", "runner=random"], "opponents is runner=random runner=random; expected ROLE=RUN"),
         (["runner=nowhere"], "nowhere"),
     ],

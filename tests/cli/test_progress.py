@@ -23,11 +23,12 @@ EVERY_LINE = {"GPU_VECENV_PROGRESS_SECONDS": "0", "COLUMNS": "60"}  # lines are 
 LINE = re.compile(r"(\w+): (\d+)%(?:, (?:about \d+ s left|done in \d+ s))?  (.+)")
 
 
-def shown(reports, *, interval=30.0, terminal=False):
+def shown(reports, *, interval=30.0, terminal=False, show_end=False):
     """What is printed of reports (clock time, fraction) of a task that starts at time 0."""
     now, file = [0.0], io.StringIO()
     console = Console(file=file, force_terminal=terminal, width=200)
-    with ProgressDisplay("check", console, interval=interval, clock=lambda: now[0]) as on_progress:
+    options = {"interval": interval, "show_end": show_end, "clock": lambda: now[0]}
+    with ProgressDisplay("check", console, **options) as on_progress:
         for time, fraction in reports:
             now[0] = time
             on_progress(fraction, f"K{time:02.0f} [bold]seeds")
@@ -50,6 +51,7 @@ def test_a_long_task_says_how_long_it_will_take_and_then_a_line_in_each_interval
 
 def test_a_task_that_ends_within_an_interval_prints_nothing():
     assert shown(steps(29, 20)) == ""
+    assert shown(steps(29, 20), show_end=True) == "check: 100%, done in 29 s  K29 [bold]seeds\n"
 
 
 def test_a_task_whose_parts_take_long_prints_one_line_for_each():
@@ -130,6 +132,13 @@ def command(monkeypatch, capsys, tmp_path):
         return capsys.readouterr()
 
     return call
+
+
+def test_a_short_training_shows_its_end(tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("GPU_VECENV_PROGRESS_SECONDS", raising=False)
+    assert main([*GRID, "--best-episodes", "0", "--out", str(tmp_path / "run")]) == 0
+    (line,) = re.findall("^train: .*$", capsys.readouterr().out, re.MULTILINE)
+    assert re.match(r"train: 100%, done in \d+ s  iteration 3 of 3 ", line)
 
 
 def test_train_shows_its_iterations_and_then_its_evaluations(trained):

@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import inspect
 import pickle
+import re
 from collections.abc import Callable
 
 import gymnasium.error
@@ -94,6 +95,11 @@ def test_an_unknown_game_is_refused_with_the_nearest_names(name, words):
     assert [word for word in [*words, "gpu_vecenv.register"] if word not in str(raised.value)] == []
 
 
+def test_an_id_of_gymnasium_is_refused_with_the_name_of_its_game():
+    with pytest.raises(UnknownGameError, match=r"CartPole-v1'; 'cartpole' is its name; the id is for gymnasium\.make_"):
+        gpu_vecenv.make("gpu_vecenv/CartPole-v1", 4)
+
+
 def test_a_very_long_name_does_not_flood_the_message():
     with pytest.raises(UnknownGameError) as raised:
         gpu_vecenv.make("x" * 100_000, 4)
@@ -152,7 +158,8 @@ def test_without_a_gpu_cuda_is_refused_and_the_cpu_offered():
     for device in ("cuda", "cuda:0", torch.device("cuda")):
         with pytest.raises(DeviceUnavailableError) as raised:
             make(4, device)
-        assert all(word in str(raised.value) for word in (torch.__version__, "finds no usable GPU", 'device="cpu"'))
+        words = (torch.__version__, "finds no usable GPU", 'device="cpu"', "--device cpu")
+        assert all(word in str(raised.value) for word in words)
     assert not torch.cuda.is_initialized()
 
 
@@ -396,10 +403,18 @@ def test_actions_of_another_dtype_are_refused(env, convert):
     refuse(env, TypeError, words, lambda: env.step(actions))
 
 
+def test_numbers_for_a_box_of_another_dtype_are_refused_with_the_cast(device):
+    env = gpu_vecenv.make("pendulum", 6, device)
+    env.reset(seed=1)
+    words = ["dtype torch.float64; expected torch.float32 (use actions.float())"]
+    refuse(env, TypeError, words, lambda: env.step(torch.zeros(6, 1, 1, dtype=torch.float64, device=device)))
+
+
 @pytest.mark.parametrize("convert", [lambda a: a.cpu().numpy(), lambda a: a.tolist(), lambda a: None, lambda a: 0])
 def test_actions_that_are_not_a_tensor_are_refused(env, convert):
     actions = convert(actions_of(env))
-    refuse(env, TypeError, ["step: actions", type(actions).__name__, "torch tensor"], lambda: env.step(actions))
+    words = ["step: actions", type(actions).__name__, "use torch.as_tensor(…, device=", "a Gymnasium view"]
+    refuse(env, TypeError, words, lambda: env.step(actions))
 
 
 @pytest.mark.parametrize(
@@ -690,3 +705,32 @@ def test_an_argument_of_make_that_is_misspelt_is_named():
         TypeError, match=r'num_envs is None, or missing; expected an int .*make\("tag_gridworld", num_envs='
     ):
         gpu_vecenv.make("tag_gridworld")
+
+
+@pytest.mark.parametrize(
+    ("view", "own", "absent"),
+    [
+        (gpu_vecenv.make, set(), {"output", "render_mode"}),
+        (gpu_vecenv.GymnasiumVectorEnv, {"output", "render_mode", "fill_final_obs"}, {"agents_as_envs"}),
+        (gpu_vecenv.parallel_env, {"output", "render_mode"}, {"num_envs", "autoreset_mode"}),
+        (gpu_vecenv.batched_parallel_env, {"group_by", "render_mode", "autoreset_mode"}, {"output"}),
+    ],
+)
+def test_an_unknown_argument_lists_the_games_keys_and_then_those_of_the_view(view, own, absent):
+    with pytest.raises(ConfigError, match="no configuration key 'xyzzy'") as caught:
+        view("cartpole", xyzzy=3)
+    lists = re.findall(r"(?:known|also valid): ([^;]*)", str(caught.value))
+    known, others = (set(names.split(", ")) for names in lists)
+    assert {"gravity", "max_steps"} <= known and not known & others
+    assert {"device", "validate"} | own <= others and not absent & others
+
+
+def test_a_misspelt_argument_of_a_view_is_named():
+    for wrong, right in (("outptu", "output"), ("render_mod", "render_mode")):
+        with pytest.raises(ConfigError, match=rf"'{wrong}' .*nearest: {right}"):
+            gpu_vecenv.GymnasiumVectorEnv("cartpole", 2, "cpu", **{wrong: "numpy"})
+
+
+def test_an_argument_of_views_alone_is_said_to_be_one():
+    with pytest.raises(ConfigError, match=r"output is 'numpy', .* gymnasium\.make_vec.* or parallel_env; make"):
+        gpu_vecenv.make("cartpole", 2, "cpu", output="numpy")

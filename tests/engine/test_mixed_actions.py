@@ -153,9 +153,9 @@ def test_actions_of_one_role_are_of_its_kind(device):
     assert check(ints, (2, 3), role="worker") is ints and check(floats, (2, 3), role="planner") is floats
     with pytest.raises(TypeError, match=r"dtype torch\.float32; expected torch\.int32 or torch\.int64"):
         check(floats, (2, 3), role="worker")
-    with pytest.raises(TypeError, match=r"dtype torch\.int64; expected torch\.float32$"):
+    with pytest.raises(TypeError, match=r"dtype torch\.int64; expected torch\.float32 \(use actions\.float\(\)\)$"):
         check(ints, (2, 3), role="planner")
-    with pytest.raises(TypeError, match=r"dtype torch\.int64; expected torch\.float32$"):
+    with pytest.raises(TypeError, match=r"dtype torch\.int64; expected torch\.float32 \(use actions\.float\(\)\)$"):
         check(ints.view(2, 3, 1).expand(2, 3, 5).mT.contiguous(), (2, 5, 3))
     assert check.cast(0.25 * np.ones(3), (3,), role="planner").dtype == np.float32
     assert check.cast(np.ones(3, np.uint8), (3,), role="worker").dtype == np.int64

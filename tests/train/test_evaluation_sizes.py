@@ -75,9 +75,7 @@ def test_a_run_says_what_it_evaluates_and_keeps_the_number_of_its_checkpoints(tm
     trainer = Trainer(env, PPOConfig(total_steps=16, num_steps=4, hidden_sizes=(8,), num_minibatches=1))
     assert run(trainer, tmp_path / "short", RunConfig(best_episodes=0, eval_opponents=())) == 0
     said = capsys.readouterr().out
-    assert (
-        "evaluating 2 x 40 episodes, few, as the training is short (1,000 each after a longer one): all random" in said
-    )
+    assert "evaluating 2 x 40 episodes (after a longer training 1,000 each): all random" in said
     assert f"more episodes   gpu-vecenv evaluate {tmp_path / 'short'} --episodes 1000\n" in said
     assert json.loads((tmp_path / "short/evaluation.json").read_text())["all trained"]["episodes"] == 40
 

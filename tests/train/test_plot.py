@@ -345,6 +345,28 @@ def test_titles_say_where_the_opponent_learns_too(learn, count, tmp_path):
     assert words_of(tmp_path / "curve.svg").count("in training the opponent learns too") == count
 
 
+def test_a_run_without_opponents_is_not_said_to_have_one(tmp_path):
+    alone = written(tmp_path / "alone", [row(i, learning_rate_agent=0.1) for i in (1, 2)])
+    evaluated(alone, {("agent", "none"): [1, 2]})
+    returns = [f"return_{role}" for role in ("agent", "tagger", "runner")]
+    plot_runs([alone, of_two_roles(tmp_path / "tag")], tmp_path / "curve.svg", metrics=returns)
+    words = words_of(tmp_path / "curve.svg")
+    assert words.count("in training the opponent learns too") == 2
+    assert "evaluation" in words and "against none" not in words
+
+
+def test_the_legend_names_the_games_where_runs_have_several(tmp_path):
+    games = {"a-seed1": "cartpole", "a-seed2": "cartpole", "b": "pendulum", "unknown": None}
+    runs = [returning(tmp_path / name, [1, 2]) for name in games]
+    for run, game in zip(runs, games.values(), strict=True):
+        if game is not None:
+            (run / "config.json").write_text(json.dumps({"game": game}))
+    plot_runs(runs, tmp_path / "curve.svg", metrics=["return_agent"])
+    assert {"a, cartpole (mean and range of 2 runs)", "b, pendulum", "unknown"} <= set(words_of(tmp_path / "curve.svg"))
+    plot_runs(runs[:2], tmp_path / "one.svg", metrics=["return_agent"])
+    assert "a (mean and range of 2 runs)" in words_of(tmp_path / "one.svg")
+
+
 def test_time_is_drawn_beside_steps(tmp_path):
     points = {("agent", "none"): [1, 2, 4]}
     plot_runs([evaluated(returning(tmp_path / "run", [0, 1, 4]), points)], tmp_path / "curve.svg", x="both")
@@ -379,6 +401,8 @@ def test_no_point_is_of_episodes_that_ended_early_alone(tmp_path):
         ("evaluations.csv", "env_steps,seconds\n1,2\n", "line 2, is damaged: KeyError"),
         ("evaluation.json", "[]", "is damaged"),
         ("evaluation.json", "{", "is damaged"),
+        ("config.json", "{", "is damaged: JSONDecodeError"),
+        ("config.json", "[]", "is damaged: TypeError"),
     ],
 )
 def test_a_damaged_evaluation_is_named(name, content, message, tmp_path):

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import signal
+from pathlib import Path
 
 import pytest
 from reliability.resume import DEADLINE, differences, ended, process, saved, table, wait_for
@@ -102,6 +103,8 @@ def test_other_commands_work_on_each_run(runs, command, device):
     code, output, _ = command("evaluate", one, "--device", device, "--episodes", 4, "--json")
     assert code == 0 and json.loads(output)["episodes"] == 4
     assert command("plot", *(of_seed(runs / "many", seed) for seed in SEEDS), "--out", "curves.png")[0] == 0
+    assert command("plot", runs / "many", "--out", "folder.png")[0] == 0
+    assert Path("folder.png").read_bytes() == Path("curves.png").read_bytes()
     assert command("replay", "record", one, "--out", "episode.json", "--device", device)[0] == 0
 
 

@@ -113,7 +113,7 @@ def test_the_dictionaries_of_agents_cast(game, way):
 
 
 LOST = {
-    "a fraction": (lambda: [0, 0.5, 0, 0, 0, 0], InvalidActionError, "0.5.*expected an integer"),
+    "a fraction": (lambda: [0, 0.5, 0, 0, 0, 0], InvalidActionError, r"0\.5 .*expected an integer in \[0, 1\]"),
     "nan": (lambda: np.full(6, np.nan), InvalidActionError, "nan.*expected an integer"),
     "more than 64 bits": (lambda: [2**70] + [0] * 5, InvalidActionError, "64 bits"),
     "beyond int64": (lambda: np.full(6, 2**63, np.uint64), InvalidActionError, "9223372036854775808"),

@@ -681,7 +681,7 @@ def test_other_wrong_arguments_are_refused():
         parallel_env("tag_gridworld", "cpu", output="jax")
     with pytest.raises(TypeError, match="a ParallelEnv is one environment; for more use batched_parallel_env"):
         parallel_env("tag_gridworld", "cpu", num_envs=4)
-    with pytest.raises(TypeError, match="autoreset_mode"):
+    with pytest.raises(ConfigError, match="no configuration key 'autoreset_mode'"):
         parallel_env("tag_gridworld", "cpu", autoreset_mode="same_step")
     with pytest.raises(ConfigError, match=r"num_tagers.*nearest: num_taggers"):
         parallel_env("tag_gridworld", "cpu", num_tagers=4)

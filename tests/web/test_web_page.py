@@ -562,7 +562,9 @@ def test_the_command_writes_a_folder(tmp_path, capsys):
     page, wasm = (folder / "index.html").read_text(), (folder / "game.wasm").read_bytes()
     assert base64.b64encode(wasm).decode() in page and "<b>poles" not in page
     assert json.loads((folder / "game.json").read_text())["game"] == "cartpole"
-    assert "index.html" in capsys.readouterr().out
+    first, second = capsys.readouterr().out.splitlines()[-2:]
+    assert "index.html: " in first and first.endswith("or send it alone")
+    assert second == "game.js, game.json, game.wasm are its parts, for pages of your own"
 
 
 @pytest.mark.parametrize("name", GAMES)
