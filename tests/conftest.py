@@ -2,11 +2,14 @@
 
 import gc
 import importlib.util
+import math
 import os
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +24,8 @@ CLEARED = (
     *("MAKEFLAGS", "MAKELEVEL", "MFLAGS"),
 )
 
+BEGIN = time.monotonic()
+LEFT_FOR_LATER = "left for the next part of the run"
 COLLECTED = pytest.StashKey[set[str]]()
 LEFT_OUT = pytest.StashKey[int]()  # tests that need a GPU, where there is none
 
@@ -37,6 +42,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="",
         metavar="FLAGS",
         help="compiler flags for the host's kernels, such as -Og, with which they compile in half the time",
+    )
+    parser.addoption(
+        "--passed",
+        type=Path,
+        metavar="FILE",
+        help="leave out the tests that FILE lists, and add those that pass: a run in parts",
+    )
+    parser.addoption(
+        "--max-seconds",
+        type=float,
+        default=math.inf,
+        metavar="SECONDS",
+        help="begin no test later than this; tests that are left make the exit code 3",
     )
 
 
@@ -58,6 +76,8 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in CLEARED:  # here and not in a fixture: modules copy the environment when they are imported
         os.environ.pop(name, None)
+    if not hasattr(config, "workerinput"):  # only the first of pytest-xdist's processes has all reports
+        config.pluginmanager.register(Parts(config.getoption("--passed")))
     if flags := config.getoption("--host-flags"):
         os.environ["GPU_VECENV_CXXFLAGS"] = flags
     os.environ["MPLBACKEND"] = "agg"
@@ -95,12 +115,39 @@ def pytest_runtest_teardown() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not any("::" in path for path in config.args):  # whole files, before markers and keywords choose
         config.stash[COLLECTED] = {item.nodeid for item in items}
+    if (file := config.getoption("--passed")) is not None and file.exists():
+        passed = set(file.read_text().splitlines())
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in passed])
+        items[:] = [item for item in items if item.nodeid not in passed]
     if torch.cuda.is_available():
         return
     needy = [item for item in items if item.get_closest_marker("gpu")]
     items[:] = [item for item in items if not item.get_closest_marker("gpu")]
     config.hook.pytest_deselected(items=needy)
     config.stash[LEFT_OUT] = len(needy)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if time.monotonic() - BEGIN > item.config.getoption("--max-seconds"):
+        pytest.skip(LEFT_FOR_LATER)
+
+
+class Parts:
+    """Of a run in parts: which tests passed, and whether some are left."""
+
+    def __init__(self, file: Path | None) -> None:
+        self.file, self.is_any_left = file, False
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.is_any_left |= report.skipped and LEFT_FOR_LATER in str(report.longrepr)
+        if self.file is not None and report.when == "call" and report.passed:
+            with self.file.open("a") as lines:
+                lines.write(f"{report.nodeid}\n")
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self.is_any_left and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = 3
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

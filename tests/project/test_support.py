@@ -203,6 +203,43 @@ def test_without_a_gpu_its_tests_are_left_out_and_counted(processes, tmp_path):
     assert "skipped" not in done.stdout
 
 
+IN_PARTS = """
+import time
+import pytest
+
+@pytest.mark.parametrize("k", range(3))
+def test_one(k):
+    assert k != 1
+
+def test_last():
+    pass
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [0, 2])
+def test_a_run_in_parts_begins_no_test_too_late_and_repeats_none_that_passed(processes, tmp_path):
+    (tmp_path / "test_parts.py").write_text(IN_PARTS)
+    (tmp_path / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow: a\n gpu: b\n")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])}
+
+    def part(*options):
+        command = [sys.executable, "-m", "pytest", "-n", str(processes), "-p", "no:cacheprovider", *options]
+        command += ["--passed", "passed.txt", str(tmp_path)]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout
+
+    code, output = part("--max-seconds", "0")
+    assert code == 3 and "4 skipped" in output and not (tmp_path / "passed.txt").exists()
+    code, output = part("-k", "one")
+    assert code == 1 and "1 failed, 2 passed" in output
+    passed = {line.rpartition("::")[2] for line in (tmp_path / "passed.txt").read_text().splitlines()}
+    assert passed == {"test_one[0]", "test_one[2]"}
+    code, output = part()
+    assert code == 1 and "1 failed, 1 passed" in output
+
+
 def test_of_each_value_one_case_runs_with_every_change_and_the_rest_is_exhaustive():
     cases = [(name, n) for name in ("a", "b", "c") for n in (1, 2, 3)]
     params = slow_but([("b", 1)], cases)
