@@ -19,10 +19,20 @@ class Cards {
       const select = element("select", { id: `actor-${name}` }, ...kinds.map((kind) => new Option(kind, kind)));
       select.value = this.simulation.actors[name];
       select.addEventListener("change", () => (this.simulation.actors[name] = select.value));
-      const label = agents.length > 1 ? `${name} (${agents.length})` : name;
-      $("actors").append(element("label", { htmlFor: select.id, textContent: label }), select);
+      const label = element("label", { htmlFor: select.id });
+      label.append(...this.#key(name), agents.length > 1 ? `${name} (${agents.length})` : name);
+      $("actors").append(label, select);
     }
     $("greedy-line").hidden = this.simulation.policies.length === 0;
+  }
+
+  // The colour of a role in the picture, where it has several.
+  #key(name) {
+    const { roles, hasPlaces } = this.page.episode;
+    if (!hasPlaces || roles.length === 1) return [];
+    const key = element("i", { className: "key" });
+    key.style.color = `rgb(${roles.find((role) => role.name === name).colour.join()})`;
+    return [key];
   }
 
   #steered() {

@@ -133,7 +133,7 @@ def _content(
         "made with": f"gpu_vecenv {__version__}",
     }
     return {
-        "title": title or name,
+        "title": title or registered_name(type(game)),
         "summary": game_summary(type(game)) or roles,
         "game": registered_name(type(game)),
         "version": game.played_version,

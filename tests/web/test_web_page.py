@@ -84,11 +84,21 @@ def test_random_play_has_the_digests_of_the_cpu(show, name):
         digest.add_step(actions, env.step(actions))
         digest.add_state(env)
     tab = show(game)
+    assert tab.inner_text("#title") == name
     seeded(tab, 2**64 - 3)
     steps(tab, 8)
     assert tab.inner_text("#digest") == f"{digest.words.item() % 2**64:016x}"
     assert tab.inner_text("#step") == "8"
     assert tab.evaluate("Math.max(...page.simulation.returns)") == env.data["engine_returns"].max().item()
+
+
+def test_the_roles_have_their_colours_in_the_picture_beside_their_names(show):
+    tab = show(GAME)
+    colour_of = "getComputedStyle(document.querySelector('label[for=actor-{}] .key')).backgroundColor"
+    found = {role: tab.evaluate(colour_of.format(role)) for role in GAME.roles}
+    drawn = {role: tab.evaluate(f"page.episode.roles[{k}].colour.join(', ')") for k, role in enumerate(GAME.roles)}
+    assert found == {role: f"rgb({colour})" for role, colour in drawn.items()} and len(set(found.values())) == 2
+    assert show(gpu_vecenv.configure("cartpole")).locator(".key").count() == 0
 
 
 def test_the_picture_has_the_colours_of_draw(show):
