@@ -88,7 +88,7 @@ OF_PACKAGE = {
     "CUDALogController": _EPISODE,
     "CUDAEnvironmentReset": "step resets environments that have ended; env.reset(mask=…) resets some",
     "ParamScheduler": "use final_learning_rate of gpu_vecenv.PPOConfig, or a gpu_vecenv.Curriculum",
-    "WarpDriveModule": "gpu_vecenv.adapters.lightning has a module for PyTorch Lightning",
+    "WarpDriveModule": "docs/adapters.md has a module for PyTorch Lightning",
     **dict.fromkeys(("CUDADataManager", "PyCUDADataManager"), "use gpu_vecenv.DataManager, as env.data"),
     **dict.fromkeys(
         ("CUDAFunctionManager", "PyCUDAFunctionManager"), "use gpu_vecenv.FunctionManager, as env.functions"

@@ -1,6 +1,7 @@
 """One painter: an image as observation, a continuous action."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from gymnasium.spaces import Box
@@ -23,3 +24,14 @@ class Painter(Env):
     @property
     def obs_shape(self):
         return (self.height, self.width, 3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stencil(Painter):
+    """Its observations are declared as flags."""
+
+    source = Path(__file__).with_suffix(".cu")
+
+    @property
+    def observation_space(self):
+        return Box(0, 1, self.obs_shape, np.uint8)

@@ -282,7 +282,7 @@ except gpu_vecenv.errors.DeviceUnavailableError as error:
     print(error)
 """
     said = run(script, CUDA_VISIBLE_DEVICES="", PATH="/nowhere").stdout
-    assert said.startswith("device is 'cuda', but torch ") and 'or use device="cpu"' in said
+    assert said.startswith("device is 'cuda', but torch ") and 'or use the CPU: device="cpu"' in said
 
 
 # Libraries that are there but fail to load: who needs them, and what is said then.

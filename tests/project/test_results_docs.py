@@ -146,7 +146,7 @@ def test_the_table_of_societies_is_what_was_measured() -> None:
 def test_each_table_names_the_commit_and_the_device_of_its_file() -> None:
     pages = "".join(path.read_text(encoding="utf-8") for path in DOCS.glob("*.md"))
     told = re.findall(r"^\*([\w ]+), commit (\w{7}), .*: `docs/(\w+/[\w-]+\.json)`\.\*$", pages, re.MULTILINE)
-    assert len(told) > 15
+    assert len(told) > 8  # without those that benchmarks/performance.py writes, see test_performance.py
     for device, commit, file in told:
         measured = (DOCS / file).read_text(encoding="utf-8")
         assert f'"{device}' in measured and f'"{commit}"' in measured, file

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from games.crew import Crew
 from games.economy import Economy
-from games.painter import Painter
+from games.painter import Painter, Stencil
 from games.race import Race
 from games.script import Script
 from torch import nn
@@ -63,7 +63,7 @@ CASES = {
     "box beside choices": Case(Economy, ("planner",), {"hidden_sizes": (32, 24)}),
     "choices beside a box": Case(Economy, ("worker",), {**APART, "hidden_sizes": (32, 24)}),
     "images": Case(Painter, ("agent",), {"hidden_sizes": (40, 24)}),
-    "images of flags": Case("connect_four", ("player",), {"hidden_sizes": (40, 24)}, {"num_rows": 3, "num_columns": 4}),
+    "images of flags": Case(Stencil, ("agent",), {"hidden_sizes": (40, 24)}),
     "more outputs than a unit": Case("tag_continuous", ("tagger",), {"hidden_sizes": (32,)}),
     "turns": Case(Race, ("player",), {"hidden_sizes": (32, 24)}),
     "turns, two trunks": Case(Race, ("player",), {**APART, **BOTH, "hidden_sizes": (32, 24), "value_clip": 0.4}),

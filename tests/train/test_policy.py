@@ -10,7 +10,7 @@ import scipy.stats
 import torch
 from games.crew import Crew
 from games.economy import Economy
-from games.painter import Painter
+from games.painter import Painter, Stencil
 from games.scouts import Scouts
 from games.script import Script
 from gymnasium.spaces import Discrete
@@ -133,7 +133,7 @@ def test_images_are_flattened(device):
 
 
 @pytest.mark.parametrize("network", ["mlp", "cnn", "gru", "central"])
-@pytest.mark.parametrize(("kind", "scale"), [(Painter, 255), ("connect_four", 1)])
+@pytest.mark.parametrize(("kind", "scale"), [(Painter, 255), (Stencil, 1)])
 def test_bytes_are_divided_by_the_largest_upper_bound(network, kind, scale):
     game, critic = game_of(kind), "central" if network == "central" else "own"
     config = PPOConfig(network="mlp" if critic == "central" else network, critic=critic, hidden_sizes=(8,))
