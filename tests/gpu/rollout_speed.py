@@ -2,7 +2,7 @@
 
     python3 tests/gpu/rollout_speed.py RESULTS.json [large]
 
-A row has microseconds of a rollout as CUDA graphs, medians of ten runs, with quartiles under `<name> quartiles`;
+A row has microseconds of a rollout as CUDA graphs, medians of ten runs, with quartiles under `<name>_quartiles`;
 `chosen` is the tile that a trainer takes. With `large` the rows are those of games whose environments are stepped by
 groups of several warps, with the tiles that have enough threads at work.
 """
@@ -20,7 +20,7 @@ from measurements import Measurements, arguments
 from gpu_vecenv import VecEnv
 from gpu_vecenv.bench.games import compared_game
 from gpu_vecenv.compile.device import resolve_device
-from gpu_vecenv.engine.timing import captured, quartiles, run_seconds
+from gpu_vecenv.engine.timing import captured, run_seconds, spread
 from gpu_vecenv.train.fused_rollout import RolloutTile, fused_rollout, rollout_program, rollout_tiles
 from gpu_vecenv.train.perceptron import Perceptron, perceptron_of
 from gpu_vecenv.train.policy_specs import PolicySpec, policy_of_spec, resolve_specs
@@ -111,9 +111,7 @@ def measured(
             forward(-1, only_values=True)
 
     def microseconds(name: str, collect: Any) -> dict[str, Any]:
-        runs = run_seconds(captured(collect, device), device)
-        first, median, third = (round(1e6 * value, 1) for value in quartiles(runs))
-        return {name: median, f"{name} quartiles": [first, third]}
+        return spread(name, [1e6 * run for run in run_seconds(captured(collect, device), device)], 1)
 
     with trainer.training_stream():
         row |= microseconds("several launches a step", launches)
