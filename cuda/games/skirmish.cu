@@ -2,18 +2,22 @@
 // An army of agents, units 0 .. NUM_ALLIES - 1, fights one that a script commands. See gpu_vecenv/envs/skirmish.py.
 #include "game_api.cuh"
 #include "cell_grid.cuh"
+#include "crowd.cuh"
 
 enum Stat { VELOCITY, DAMAGE, ATTACK_RANGE, SIGHT_RANGE, RADIUS, FULL_HEALTH, COOLDOWN };
 constexpr int STOP = 4, FIRST_ATTACK = 5, NOBODY = -1;
 constexpr int UNIT_FEATURES = 7 + NUM_TYPES, OWN_FEATURES = 4 + NUM_TYPES,
               NUM_SEEN = NUM_SEEN_ALLIES + NUM_SEEN_ENEMIES;
-constexpr int SLOTS = OBSERVE_ALL ? 1 : NUM_SEEN_ALLIES;                   // of each army, where agents see the nearest
-TABLE float DIRECTION[5][2] = {{0, 1}, {1, 0}, {0, -1}, {-1, 0}, {0, 0}};  // north, east, south, west, stop
+constexpr int SLOTS = OBSERVE_ALL ? 1 : NUM_SEEN_ALLIES;  // of each army, where agents see the nearest
 
 struct Scratch {
-    Point place[NUM_UNITS];                             // before units push each other
+    Disc disc[NUM_UNITS];                               // before units push each other; without radius if dead
+    Point way[NUM_UNITS];                               // of a unit in each move
+    float damage[NUM_UNITS];                            // of its hits
+    int target[NUM_UNITS];                              // whom a unit attacks in this step, or NOBODY
+    int hit[NUM_UNITS];                                 // whom it hits in this move, or NOBODY
     float health_before[NUM_UNITS];                     // at the beginning of the step
-    int hit[NUM_UNITS];                                 // whom a unit hits in this move
+    float lost[NUM_UNITS];                              // share of the full health that the unit lost in this step
     int seen[OBSERVE_ALL ? 1 : NUM_ALLIES][2 * SLOTS];  // allies, then enemies, nearest first; NOBODY in an empty slot
     float reward;
     bool over;
@@ -22,7 +26,9 @@ struct Scratch {
 HD bool is_ally(int u) { return u < NUM_ALLIES; }
 HD bool is_alive(State s, int u) { return s.health[u] > 0; }
 HD float stat(State s, int u, Stat which) { return s.unit_stats[s.unit_type[u]][which]; }
-HD const float* direction(State s, int u) { return DIRECTION[math::min(s.action[u], STOP)]; }
+
+// North, east, south, west; nowhere by all other actions.
+HD Point direction(int a) { return {(float)((a == 1) - (a == 3)), (float)((a == 0) - (a == 2))}; }
 
 HD float distance(State s, int u, int v) {
     float dx = s.position[v][0] - s.position[u][0], dy = s.position[v][1] - s.position[u][1];
@@ -77,8 +83,8 @@ HD void write_unit(State s, Io io, int i, int slot) {
           y = s.position[v][1] - s.position[i][1];
     int last = FIRST_ATTACK - 1 + (is_ally(v) ? NUM_SEEN_ENEMIES : NUM_ALLIES);
     write_features(s, v, visible, x / sight, y / sight, cooldown_share(s, v), 3, row);
-    row[3] = acts ? direction(s, v)[0] : 0;
-    row[4] = acts ? direction(s, v)[1] : 0;
+    row[3] = acts ? direction(s.action[v]).x : 0;
+    row[4] = acts ? direction(s.action[v]).y : 0;
     row[5] = acts && s.action[v] >= FIRST_ATTACK ? (float)s.action[v] / (float)last : 0;
 }
 
@@ -107,49 +113,36 @@ HD void observe(State s, Io io) {
     }
 }
 
-// Living units that overlap push each other apart, all at once: from `place` to their positions.
-HD void push_apart(State s, Io io) {
-    FOR_RANGE (u, NUM_UNITS) {
-        Point own = io.scratch->place[u];
-        float radius = stat(s, u, RADIUS), push_x = 0, push_y = 0;
-        for (int v = 0; is_alive(s, u) && v < NUM_UNITS; ++v) {
-            float dx = own.x - io.scratch->place[v].x, dy = own.y - io.scratch->place[v].y;
-            float square = dx * dx + dy * dy, reach = radius + stat(s, v, RADIUS);
-            if (square >= reach * reach || !is_alive(s, v)) continue;
-            float overlap = math::max(0.0f, reach / (math::sqrt(square) + 1e-6f) - 1);
-            push_x += dx * overlap, push_y += dy * overlap;
-        }
-        s.position[u][0] = own.x + push_x / 2;
-        s.position[u][1] = own.y + push_y / 2;
-    }
-}
-
 // Moves, hits and cooldowns of all units at once, by where they stood before.
 HD void move_and_hit(State s, Io io, int move) {
     FOR_RANGE (u, NUM_UNITS) {
-        int target = attacked(io, u, s.action[u]);
+        int target = io.scratch->target[u];
         bool hits = target != NOBODY && s.cooldown[u] <= 0 && is_near(s, u, target, ATTACK_RANGE);
         io.scratch->hit[u] = hits ? target : NOBODY;
-        float deviation = (3 * io.rng.uniform(u, move) - 1) * TIME_PER_STEP;
-        s.cooldown[u] = hits ? stat(s, u, COOLDOWN) + deviation : s.cooldown[u] - TIME_PER_STEP;
-        float length = stat(s, u, VELOCITY) * TIME_PER_STEP, x = s.position[u][0], y = s.position[u][1];
+        s.cooldown[u] -= TIME_PER_STEP;
+        if (hits) s.cooldown[u] = stat(s, u, COOLDOWN) + (3 * io.rng.uniform(u, move) - 1) * TIME_PER_STEP;
+        float x = s.position[u][0], y = s.position[u][1];
         if (is_alive(s, u)) {
-            x = math::clamp(x + direction(s, u)[0] * length, 0.0f, MAP_WIDTH);
-            y = math::clamp(y + direction(s, u)[1] * length, 0.0f, MAP_HEIGHT);
+            x = math::clamp(x + io.scratch->way[u].x, 0.0f, MAP_WIDTH);
+            y = math::clamp(y + io.scratch->way[u].y, 0.0f, MAP_HEIGHT);
         }
-        io.scratch->place[u] = {x, y};
+        io.scratch->disc[u] = {x, y, 0};
     }
     group_sync();
     FOR_RANGE (u, NUM_UNITS) {
+        Disc& disc = io.scratch->disc[u];
         float health = s.health[u];
         for (int v = is_ally(u) ? NUM_ALLIES : 0; v < (is_ally(u) ? NUM_UNITS : NUM_ALLIES); ++v)
-            if (io.scratch->hit[v] == u) health -= stat(s, v, DAMAGE);
-        Point p = io.scratch->place[u];
-        bool at_wall = p.x <= 0 || p.x >= MAP_WIDTH || p.y <= 0 || p.y >= MAP_HEIGHT;
-        s.health[u] = WALLS_CAUSE_DEATH && at_wall ? 0 : math::max(0.0f, health);
+            health = io.scratch->hit[v] == u ? health - io.scratch->damage[v] : health;
+        bool at_wall = disc.x <= 0 || disc.x >= MAP_WIDTH || disc.y <= 0 || disc.y >= MAP_HEIGHT;
+        health = WALLS_CAUSE_DEATH && at_wall ? 0 : math::max(0.0f, health);
+        disc.radius = health > 0 ? stat(s, u, RADIUS) : math::from_bits(math::NAN_BITS);
+        s.health[u] = health;
+        if (move == WORLD_STEPS_PER_ENV_STEP - 1)
+            io.scratch->lost[u] = (health - io.scratch->health_before[u]) / stat(s, u, FULL_HEALTH);
     }
     group_sync();
-    push_apart(s, io);
+    push_apart<NUM_UNITS>(io.scratch->disc, s.position);
     group_sync();
 }
 
@@ -213,11 +206,12 @@ HD void reset(State s, Io io) {
         s.cooldown[u] = 0;
         s.action[u] = STOP;
         if (u == 0) s.won[0] = false;
-        io.scratch->place[u] = start_of(io, u);
+        Point start = start_of(io, u);
+        io.scratch->disc[u] = {start.x, start.y, stat(s, u, RADIUS)};
     }
     FOR_RANGE (e, NUM_ENEMIES) s.goal[e][0] = s.goal[e][1] = 0, s.prey[e] = NOBODY;
     group_sync();
-    push_apart(s, io);
+    push_apart<NUM_UNITS>(io.scratch->disc, s.position);
     write_world(s);
 }
 
@@ -225,7 +219,12 @@ HD void step(State s, Io io) {
     FOR_AGENTS (i) find_seen(s, io, i);
     FOR_RANGE (u, NUM_UNITS) {
         io.scratch->health_before[u] = s.health[u];
-        s.action[u] = !is_ally(u) ? commanded(s, io, u - NUM_ALLIES) : io.active[u] ? io.action(u) : STOP;
+        int action = !is_ally(u) ? commanded(s, io, u - NUM_ALLIES) : io.active[u] ? io.action(u) : STOP;
+        float length = stat(s, u, VELOCITY) * TIME_PER_STEP;
+        io.scratch->way[u] = {direction(action).x * length, direction(action).y * length};
+        io.scratch->damage[u] = stat(s, u, DAMAGE);
+        io.scratch->target[u] = attacked(io, u, action);
+        s.action[u] = action;
     }
     group_sync();
     for (int move = 0; move < WORLD_STEPS_PER_ENV_STEP; ++move) move_and_hit(s, io, move);
@@ -234,7 +233,7 @@ HD void step(State s, Io io) {
         int allies = 0, enemies = 0;  // alive
         for (int u = 0; u < NUM_UNITS; ++u) {
             (is_ally(u) ? allies : enemies) += is_alive(s, u);
-            if (!is_ally(u)) lost += (s.health[u] - io.scratch->health_before[u]) / stat(s, u, FULL_HEALTH);
+            if (!is_ally(u)) lost += io.scratch->lost[u];
         }
         s.won[0] = allies > 0 && enemies == 0;
         io.scratch->reward = math::abs(lost) / NUM_ENEMIES + (s.won[0] ? WON_BATTLE_BONUS : 0);
