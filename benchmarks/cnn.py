@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from gpu_vecenv.train.convolutions import ImageConvolution
+from gpu_vecenv.train.convolutions import ConvolutionsWithReLU, ImageConvolution
 from gpu_vecenv.train.networks import orthogonal
 
 GAIN = 2**0.5  # of hidden layers
@@ -34,7 +34,7 @@ class PublishedCNN(nn.Module):
             nn.init.zeros_(convolution.bias)
             layers += [convolution, nn.ReLU()]
             channels = FILTERS
-        self.convolutions = nn.Sequential(*layers)
+        self.convolutions = ConvolutionsWithReLU(*layers)
         self.dense = nn.Sequential(orthogonal(nn.Linear(FILTERS * height * width, units), GAIN), nn.ReLU())
         self.actor = orthogonal(nn.Linear(units, num_actions), 0.01)
         self.critic = nn.Sequential(

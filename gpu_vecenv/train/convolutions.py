@@ -1,10 +1,13 @@
-"""Convolutions of small images as one matrix product, for which a GPU's libraries of convolutions are slow."""
+"""Convolutions of small images, for which a GPU's libraries are slow: kernels in TF32, else one matrix product."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
 from torch.nn import functional
+
+from gpu_vecenv.train.convolution_kernels import ConvolutionKernels, ConvolutionShape, convolve, kernels_on
+from gpu_vecenv.train.layers import has_hooks
 
 # Where a product takes the place of a convolution: at most so many times its operations, at least so many images. With
 # overcooked's images of 5 x 8 cells and 32,768 of them a step of training then takes half of the time on an H100.
@@ -14,9 +17,10 @@ PRODUCT_COST, PRODUCT_IMAGES = 5, 4096
 class ImageConvolution(nn.Conv2d):
     """A convolution of images of one size, with the parameters and results of ``torch.nn.Conv2d``.
 
-    On a GPU, many small images are multiplied by one matrix, which holds the kernel at each of its places and 0
-    elsewhere. The product has more operations than the convolution, but runs on matrix units at their full rate, and so
-    do its gradients, for which cuDNN's algorithms with a fixed order of sums are slow. All else is convolved.
+    On a GPU where torch may use TF32, kernels convolve images that fit into shared memory. Without TF32, many small
+    images are multiplied by one matrix, which holds the window at each of its places and 0 elsewhere. The product has
+    more operations than the convolution, but runs on matrix units at their full rate, and so do its gradients, for
+    which cuDNN's algorithms with a fixed order of sums are slow. All else is convolved by torch.
 
     Args:
         image: (height, width) of the inputs.
@@ -45,6 +49,7 @@ class ImageConvolution(nn.Conv2d):
         super().__init__(in_channels, out_channels, kernel_size, stride, padding)
         height, width = ((side + 2 * padding - kernel_size) // stride + 1 for side in image)
         self.image, self.output_shape = image, (height, width)
+        self.shape = ConvolutionShape(image, self.output_shape, in_channels, out_channels, kernel_size, stride, padding)
         small = image[0] * image[1] <= PRODUCT_COST * kernel_size**2
         self.register_buffer("places", self._places() if small else None, persistent=False)
 
@@ -58,9 +63,28 @@ class ImageConvolution(nn.Conv2d):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Images (N, in_channels, height, width) -> (N, out_channels, *output_shape)."""
+        kernels = self.usable_kernels(images)
+        if kernels is not None:
+            return self.by_kernels(kernels, images)
         if self.places is None or not images.is_cuda or images.shape[0] < PRODUCT_IMAGES:
             return super().forward(images)
         return self.product(images, self.places)
+
+    def usable_kernels(self, images: torch.Tensor) -> ConvolutionKernels | None:
+        """The kernels for such images; None if there are none."""
+        if not images.is_cuda or not torch.backends.cudnn.allow_tf32 or torch.is_autocast_enabled("cuda"):
+            return None
+        if self.weight.dtype != torch.float32 or images.dtype != torch.float32:
+            return None
+        if images.requires_grad and not self.shape.has_input_gradients:
+            return None
+        return kernels_on(images.device, self.shape)
+
+    def by_kernels(self, kernels: ConvolutionKernels, images: torch.Tensor, *, relu: bool = False) -> torch.Tensor:
+        """The same by kernels, with the channels of the result last in memory."""
+        assert self.bias is not None
+        rows = images.movedim(1, -1).contiguous()
+        return convolve(kernels, rows, self.weight, self.bias, relu=relu).movedim(-1, 1)
 
     def product(self, images: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         """The same by a matrix product, with the channels of the result last in memory."""
@@ -72,3 +96,29 @@ class ImageConvolution(nn.Conv2d):
         bias, rows = self.bias.repeat(height * width), images.movedim(1, -1).flatten(1)
         outputs = torch.addmm(bias, rows, matrix.reshape(rows.shape[1], -1))
         return outputs.view(-1, height, width, self.out_channels).movedim(-1, 1)
+
+
+class ConvolutionsWithReLU(nn.Sequential):
+    """ImageConvolutions, each followed by an ``nn.ReLU``, which kernels compute together.
+
+    Example:
+        >>> layers = ConvolutionsWithReLU(ImageConvolution((5, 8), 26, 32, kernel_size=3, padding=1), nn.ReLU())
+        >>> layers(torch.zeros(7, 26, 5, 8)).shape
+        torch.Size([7, 32, 5, 8])
+    """
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """As of ``nn.Sequential``."""
+        layers = list(self)
+        for layer, relu in zip(layers[::2], layers[1::2], strict=True):
+            images = _with_relu(layer, relu, images)
+        return images
+
+
+def _with_relu(layer: nn.Module, relu: nn.Module, images: torch.Tensor) -> torch.Tensor:
+    if isinstance(layer, ImageConvolution) and not has_hooks(layer) and not has_hooks(relu):
+        kernels = layer.usable_kernels(images)
+        if kernels is not None:
+            return layer.by_kernels(kernels, images, relu=True)
+    outputs: torch.Tensor = relu(layer(images))
+    return outputs

@@ -13,7 +13,7 @@ from torch import nn
 
 from gpu_vecenv.declare.obs_parts import EntityList, ObservationParts
 from gpu_vecenv.errors import ConfigError
-from gpu_vecenv.train.convolutions import ImageConvolution
+from gpu_vecenv.train.convolutions import ConvolutionsWithReLU, ImageConvolution
 from gpu_vecenv.train.networks import Activation, hidden_layers, orthogonal
 
 EncoderKind = Literal["cnn", "entities"]
@@ -51,7 +51,7 @@ class ImageEncoder(nn.Module):
             nn.init.zeros_(convolution.bias)
             layers += [convolution, nn.ReLU()]
             (height, width), channels = convolution.output_shape, filters
-        self.convolutions, self.size = nn.Sequential(*layers), channels * height * width
+        self.convolutions, self.size = ConvolutionsWithReLU(*layers), channels * height * width
 
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
         """Images (…, height, width, channels) -> (…, size)."""

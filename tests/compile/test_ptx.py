@@ -34,6 +34,14 @@ from gpu_vecenv.envs.registry import GAMES
 from gpu_vecenv.errors import KernelCompileError
 from gpu_vecenv.files import cuda_folder
 from gpu_vecenv.train import iteration_kernels, learner_kernels, normalizer_kernels, optimizer
+from gpu_vecenv.train.convolution_kernels import FORWARD as FORWARD_CONVOLUTION
+from gpu_vecenv.train.convolution_kernels import (
+    INPUT_GRADIENTS,
+    WEIGHT_GRADIENTS,
+    ConvolutionShape,
+    convolution_source,
+    why_not_convolution,
+)
 from gpu_vecenv.train.fused_rollout import choose_tile, rollout_kernels
 from gpu_vecenv.train.gru_kernels import GRU_BACKWARD, GRU_FORWARD, gru_source
 from gpu_vecenv.train.layers import LAYER_GRADIENTS
@@ -234,6 +242,20 @@ def gru_text(units: int, precision: Precision, warp_tiles: int) -> str:
     return inline_includes(source + path.read_text(), path.name, path.parent)
 
 
+CONVOLUTIONS = {
+    "published": ConvolutionShape((5, 8), (5, 8), 26, 32, 5, 1, 2),
+    "strides": ConvolutionShape((11, 11), (6, 6), 3, 16, 3, 2, 1),
+}
+
+
+def convolution_text(shape: ConvolutionShape) -> str:
+    """The program of a convolution, as on a GPU."""
+    kernels = [FORWARD_CONVOLUTION, WEIGHT_GRADIENTS, *[INPUT_GRADIENTS][: shape.has_input_gradients]]
+    source = f'#include "kernel.cuh"\n{arguments_source(kernels)}{convolution_source(shape, GPU_TENSOR_CORES)}'
+    path = source_file("convolution.cu")
+    return inline_includes(source + path.read_text(), path.name, path.parent)
+
+
 def cells_text(kind: CellKind, precision: Precision) -> str:
     """The program of a step of recurrent cells."""
     source = f'#include "kernel.cuh"\n{arguments_source([CELLS_FORWARD, CELLS_BACKWARD])}'
@@ -343,7 +365,7 @@ def told(findings: list[Finding]) -> list[str]:
 def test_every_device_source_is_in_one_of_these_programs():
     sources = {path.stem for path in cuda_folder().rglob("*.cu")}
     of_networks = {"gru", "layer_product", "layerwise", "perceptron_forward", "perceptron_gradients", "recurrent_cells"}
-    of_networks |= {"rollout"}
+    of_networks |= {"convolution", "rollout"}
     on_cpus = {"host_forward", "host_gradients"}
     assert sources == {*BUNDLED, *OF_NO_GAME, *of_networks, *on_cpus, "sampler", "learner"}
 
@@ -463,6 +485,21 @@ def test_a_gru_rounds_as_written_and_addresses_in_64_bits(gru, precision, archit
     assert all(b".text.kernel_gru_" + kernel + b"\0" in cubin for kernel in (b"forward", b"backward"))
     assert {instruction.opcode for instruction in instructions(made)} >= TENSOR_CORE_OPCODES[precision]
     assert told(lint(made, TENSOR_CORE_OPCODES[precision])) == []
+
+
+@pytest.mark.parametrize("architecture", [each for each in EACH if each.values[0] >= 80])
+@pytest.mark.parametrize("convolution", CONVOLUTIONS)
+@pytest.mark.slow
+def test_convolutions_round_as_written_and_address_in_64_bits(convolution, architecture):
+    need(architecture)
+    shape = CONVOLUTIONS[convolution]
+    assert why_not_convolution(shape, GPU_TENSOR_CORES) is None
+    text = convolution_text(shape)
+    assert text.count(WRITTEN[0]) == 1
+    made, cubin = built(text.replace(*WRITTEN), f"sm_{architecture}")
+    kernels = [b"forward", b"weight_gradients", *[b"input_gradients"][: shape.has_input_gradients]]
+    assert all(b".text.kernel_convolution_" + kernel + b"\0" in cubin for kernel in kernels)
+    assert told(lint(made, TENSOR_CORE_OPCODES["tf32"])) == []
 
 
 @pytest.mark.parametrize("architecture", EACH)

@@ -46,6 +46,7 @@ SOURCES = (
     "gpu_vecenv/engine/step_buffers.py",
     "gpu_vecenv/engine/data_manager.py",
     "gpu_vecenv/engine/sampler.py",
+    "gpu_vecenv/train/convolution_kernels.py",
     "gpu_vecenv/train/fused_rollout.py",
     "gpu_vecenv/train/gru.py",
     "gpu_vecenv/train/gru_kernels.py",

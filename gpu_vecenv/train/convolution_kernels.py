@@ -1,0 +1,289 @@
+"""Convolutions of small images in TF32 by the kernels of ``cuda/learner/convolution.cu``, with their gradients.
+
+Shapes: N images of H x W cells of C channels, F filters of K x K cells; outputs of H' x W' cells.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from gpu_vecenv.compile.backends import LaunchShape, TensorCores
+from gpu_vecenv.compile.function_manager import FunctionManager, Launch
+from gpu_vecenv.declare.field import f32, i32, i64
+from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar
+from gpu_vecenv.files import cuda_folder
+
+STEP = 8  # channels of a step of a product, in TF32
+FORWARD_THREADS, WEIGHT_THREADS = 256, 512  # of a block; those of weights keep their sums in registers
+MAX_IMAGES = 8  # of a block at a time
+PARTS = 128  # of the images, of which each block sums the gradients of weights
+MAX_OWN_SUMS = 64  # registers of a thread for them
+
+_PRODUCT = (Array("weights", f32, const=True), Scalar("num_images", i64), Scalar("images_at_once", i32))
+# With respect to outputs; and the outputs, if they are those of a ReLU.
+_GRADIENTS = (Array("gradients", f32, const=True), Array("outputs", f32, const=True, optional=True))
+FORWARD = KernelSignature(
+    "convolution_forward",
+    (
+        Array("images", f32, const=True),
+        Array("biases", f32, const=True),
+        Array("outputs", f32),
+        Scalar("relu", i32),
+        *_PRODUCT,
+    ),
+)
+INPUT_GRADIENTS = KernelSignature(
+    "convolution_input_gradients",
+    (*_GRADIENTS, Array("input_gradients", f32), *_PRODUCT),
+)
+WEIGHT_GRADIENTS = KernelSignature(
+    "convolution_weight_gradients",
+    (
+        Array("images", f32, const=True),
+        *_GRADIENTS,
+        Array("sums", f32),
+        Scalar("num_images", i64),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class ConvolutionShape:
+    """Sizes of a convolution.
+
+    Attributes:
+        image, outputs: (height, width).
+        channels, filters: Of inputs and of outputs.
+        kernel, stride, padding: Of both axes.
+    """
+
+    image: tuple[int, int]
+    outputs: tuple[int, int]
+    channels: int
+    filters: int
+    kernel: int
+    stride: int
+    padding: int
+
+    @property
+    def numbers(self) -> tuple[int, int]:
+        """Of an image and of its outputs."""
+        cells, windows = (height * width for height, width in (self.image, self.outputs))
+        return cells * self.channels, windows * self.filters
+
+    @property
+    def has_input_gradients(self) -> bool:
+        """Whether there is a kernel of them; of the first layer they are not needed."""
+        return self.stride == 1 and self.padding < self.kernel
+
+    @property
+    def padded_image(self) -> int:
+        """Cells of an image with all that its windows reach."""
+        high, wide = ((side - 1) * self.stride + self.kernel for side in self.outputs)
+        return high * wide
+
+    def product_words(self, images: int, *, back: bool = False) -> int:
+        """Words of shared memory of a block that multiplies so many images at a time."""
+        inputs, outputs = (self.filters, self.channels) if back else (self.channels, self.filters)
+        depth = _padded(inputs, STEP)
+        weights = _padded(outputs, 16) * (self.kernel**2 * depth + STEP // 2)
+        high, wide = (side - 1 + self.kernel for side in self.image)
+        cells = high * wide if back else self.padded_image
+        return weights + images * cells * (depth + STEP // 2)
+
+    def weight_words(self, images: int) -> int:
+        """Words of shared memory of a block that sums gradients of weights over so many images at a time."""
+        rows = _padded(images * self.outputs[0] * self.outputs[1], STEP)
+        columns = _bank_pitch(_padded(self.channels, STEP))
+        return images * self.padded_image * columns + rows * (_bank_pitch(_padded(self.filters, 16)) + 1)
+
+    def images_at_once(self, cores: TensorCores) -> tuple[int, int, int]:
+        """Images that a block has at a time in forward pass, gradients of inputs, and gradients of weights; 0: none."""
+
+        def most(words: Any) -> int:
+            limit = cores.block_shared_bytes // 4
+            return next((count for count in range(MAX_IMAGES, 0, -1) if words(count) <= limit), 0)
+
+        return (
+            most(self.product_words),
+            most(lambda count: self.product_words(count, back=True)),
+            most(self.weight_words),
+        )
+
+    def shared_bytes(self, cores: TensorCores) -> dict[str, int]:
+        """Of a block of each kernel, under its name in convolution.cu."""
+        forward, back, of_weights = self.images_at_once(cores)
+        return {
+            "FORWARD_BYTES": 4 * self.product_words(forward),
+            "BACK_BYTES": 4 * self.product_words(back, back=True),
+            "WEIGHT_BYTES": 4 * self.weight_words(of_weights),
+        }
+
+    @property
+    def own_sums(self) -> int:
+        """Registers of a thread for the gradients of weights."""
+        tiles = self.kernel**2 * _padded(self.channels, STEP) // 8
+        return 4 * _padded(self.filters, 16) // 16 * -(-tiles // (WEIGHT_THREADS // 32))
+
+
+def _padded(n: int, multiple: int) -> int:
+    return -(-n // multiple) * multiple
+
+
+def _bank_pitch(n: int) -> int:
+    """As ``pitch_of`` of convolution.cu."""
+    return (n + 7) // 16 * 16 + 8
+
+
+def convolution_source(shape: ConvolutionShape, cores: TensorCores) -> str:
+    """The constants of a convolution in C++."""
+    images = dict(zip(("FORWARD_IMAGES", "BACK_IMAGES", "WEIGHT_IMAGES"), shape.images_at_once(cores), strict=True))
+    numbers = {
+        **dict(zip(("HEIGHT", "WIDTH", "OUT_HEIGHT", "OUT_WIDTH"), (*shape.image, *shape.outputs), strict=True)),
+        **{"CHANNELS": shape.channels, "FILTERS": shape.filters},
+        **{"KERNEL": shape.kernel, "STRIDE": shape.stride, "PADDING": shape.padding},
+        **{"FORWARD_THREADS": FORWARD_THREADS, "WEIGHT_THREADS": WEIGHT_THREADS, "PARTS": PARTS},
+        **images,
+        **shape.shared_bytes(cores),
+    }
+    lines = [f"#define HAS_INPUT_GRADIENTS {int(shape.has_input_gradients)}", "namespace convolution {"]
+    return "\n".join([*lines, *(f"constexpr int {name} = {value};" for name, value in numbers.items()), "}"]) + "\n"
+
+
+class ConvolutionKernels:
+    """A convolution and its gradients, of images with their channels last, (N, H, W, C) float32.
+
+    Args:
+        functions: The FunctionManager of the tensors' device.
+        shape: See ``why_not_convolution``.
+    """
+
+    def __init__(self, functions: FunctionManager, shape: ConvolutionShape) -> None:
+        cores = functions.backend.tensor_cores
+        assert cores is not None
+        self.shape, self._cores = shape, cores
+        self._forward_images, self._back_images, _ = shape.images_at_once(cores)
+        self._bytes = shape.shared_bytes(cores)
+        self._program = functions.compile(
+            cuda_folder() / "learner/convolution.cu",
+            kernels=[FORWARD, WEIGHT_GRADIENTS, *([INPUT_GRADIENTS] if shape.has_input_gradients else [])],
+            constants=convolution_source(shape, cores),
+        )
+        self._launches: dict[tuple[str, int], Launch] = {}
+        self._lock = threading.Lock()  # threads that train on one device share the launches
+
+    def forward(
+        self, images: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *, relu: bool = False
+    ) -> torch.Tensor:
+        """Images (N, H, W, C), weight (F, C, K, K) and bias (F,) -> (N, H', W', F), with a ReLU or without."""
+        outputs = images.new_empty((len(images), *self.shape.outputs, self.shape.filters))
+        tensors = {"images": images, "weights": weight, "biases": bias, "outputs": outputs, "relu": int(relu)}
+        self._multiply("convolution_forward", len(images), self._forward_images, "FORWARD_BYTES", tensors)
+        return outputs
+
+    def input_gradients(
+        self, gradients: torch.Tensor, weight: torch.Tensor, outputs: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Gradients (N, H, W, C) with respect to images.
+
+        Args:
+            gradients: With respect to the outputs, (N, H', W', F).
+            weight: As of ``forward``.
+            outputs: Those of ``forward`` with a ReLU, None without.
+        """
+        of_inputs = gradients.new_empty((len(gradients), *self.shape.image, self.shape.channels))
+        tensors = {"gradients": gradients, "outputs": outputs, "weights": weight, "input_gradients": of_inputs}
+        self._multiply("convolution_input_gradients", len(gradients), self._back_images, "BACK_BYTES", tensors)
+        return of_inputs
+
+    def weight_gradients(
+        self, images: torch.Tensor, gradients: torch.Tensor, outputs: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Gradients with respect to the weight (F, C, K, K) and the bias (F,). See ``input_gradients``."""
+        shape = self.shape
+        size = shape.filters * shape.channels * shape.kernel**2
+        sums = images.new_empty((PARTS, size + shape.filters))
+        launch = LaunchShape(PARTS * WEIGHT_THREADS, 1, WEIGHT_THREADS, self._bytes["WEIGHT_BYTES"])
+        tensors = {"images": images, "gradients": gradients, "outputs": outputs, "sums": sums}
+        self._launch("convolution_weight_gradients", launch, num_images=len(images), **tensors)
+        weight, bias = sums.sum(0).split((size, shape.filters))
+        return weight.view(shape.filters, shape.channels, shape.kernel, shape.kernel), bias
+
+    def _multiply(self, kernel: str, num_images: int, most: int, size: str, arguments: Mapping[str, object]) -> None:
+        """Launch a product, with fewer images at a time than ``most`` where multiprocessors would have none else."""
+        at_once = max(1, min(most, num_images // self._cores.multiprocessors))
+        resident = self._cores.shared_bytes // (self._bytes[size] + self._cores.reserved_shared_bytes)
+        blocks = max(1, min(self._cores.multiprocessors * max(1, resident), -(-num_images // at_once)))
+        launch = LaunchShape(blocks * FORWARD_THREADS, 1, FORWARD_THREADS, self._bytes[size])
+        self._launch(kernel, launch, num_images=num_images, images_at_once=at_once, **arguments)
+
+    def _launch(self, kernel: str, shape: LaunchShape, **arguments: object) -> None:
+        with self._lock:
+            if (kernel, shape.items) not in self._launches:
+                self._launches[kernel, shape.items] = self._program.prepare(kernel, shape)
+            self._launches[kernel, shape.items](**arguments)
+
+
+def why_not_convolution(shape: ConvolutionShape, cores: TensorCores | None) -> str | None:
+    """Why no ``ConvolutionKernels`` computes a convolution, in a few words; None if they can."""
+    if cores is None:
+        return "no tensor cores"
+    if shape.own_sums > MAX_OWN_SUMS:
+        return "more weights than fit into registers"
+    *products, of_weights = shape.images_at_once(cores)
+    forward, back = products
+    if forward and of_weights and (back or not shape.has_input_gradients):
+        return None
+    return "images or weights too large for shared memory"
+
+
+@cache
+def kernels_on(device: torch.device, shape: ConvolutionShape) -> ConvolutionKernels | None:
+    """The kernels of a device, None if it has none. Call it once before a graph capture: it may compile."""
+    functions = FunctionManager(device)
+    return (
+        ConvolutionKernels(functions, shape)
+        if why_not_convolution(shape, functions.backend.tensor_cores) is None
+        else None
+    )
+
+
+class _Convolution(torch.autograd.Function):
+    """See ``convolve``."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        kernels: ConvolutionKernels,
+        relu: bool,
+        images: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor,
+    ) -> torch.Tensor:
+        outputs = kernels.forward(images, weight, bias, relu=relu)
+        ctx.kernels = kernels
+        ctx.save_for_backward(images, weight, outputs if relu else None)
+        return outputs
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        images, weight, outputs = ctx.saved_tensors
+        given = gradients.contiguous()
+        of_images = ctx.kernels.input_gradients(given, weight, outputs) if ctx.needs_input_grad[2] else None
+        return (None, None, of_images, *ctx.kernels.weight_gradients(images, given, outputs))
+
+
+def convolve(
+    kernels: ConvolutionKernels, images: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *, relu: bool = False
+) -> torch.Tensor:
+    """``kernels.forward`` with gradients. Second derivatives are not supported."""
+    outputs: torch.Tensor = _Convolution.apply(kernels, relu, images, weight, bias)  # type: ignore[no-untyped-call]
+    return outputs
