@@ -47,7 +47,7 @@ PARTS = (
     (
         "Simulation on one core of a CPU",
         "simulation",
-        "x86_64",
+        "cpu",
         (("EnvPool", "cartpole", 1_000), ("VMAS", "simple_spread", 1_000)),
     ),
 )
@@ -67,7 +67,7 @@ def found(kind: str, device: str, peer: str, game: str, num_envs: int) -> list[M
         for results in read()
         for row in results["rows"]
         if (row["kind"], row["peer"], row["game"], row["num_envs"]) == (kind, peer, game, num_envs)
-        and results["device"].startswith(device)
+        and (results["device"].startswith(device) or row.get("ours_device") == device)
     ]
     newest = max(date for date, _ in rows)
     return [row for date, row in rows if date == newest]

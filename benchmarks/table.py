@@ -69,6 +69,8 @@ def _command(results: Mapping[str, Any]) -> str:
     words = [f"python -m benchmarks {results['peer']}"]
     if _gpu(results):
         words.append("--device cuda")
+    elif processors := results.get("processors"):
+        words.append(f"--processors {processors}")
     if any("as published" in row.get("script", "") for row in results["rows"]):
         words.append("--published FOLDER")
     if results["repeats"] != 10:
