@@ -6,7 +6,7 @@ Shapes: N images of H x W cells of C channels, F filters of K x K cells; outputs
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -73,12 +73,6 @@ class ConvolutionShape:
     padding: int
 
     @property
-    def numbers(self) -> tuple[int, int]:
-        """Of an image and of its outputs."""
-        cells, windows = (height * width for height, width in (self.image, self.outputs))
-        return cells * self.channels, windows * self.filters
-
-    @property
     def has_input_gradients(self) -> bool:
         """Whether there is a kernel of them; of the first layer they are not needed."""
         return self.stride == 1 and self.padding < self.kernel
@@ -107,7 +101,7 @@ class ConvolutionShape:
     def images_at_once(self, cores: TensorCores) -> tuple[int, int, int]:
         """Images that a block has at a time in forward pass, gradients of inputs, and gradients of weights; 0: none."""
 
-        def most(words: Any) -> int:
+        def most(words: Callable[[int], int]) -> int:
             limit = cores.block_shared_bytes // 4
             return next((count for count in range(MAX_IMAGES, 0, -1) if words(count) <= limit), 0)
 
@@ -237,8 +231,7 @@ def why_not_convolution(shape: ConvolutionShape, cores: TensorCores | None) -> s
         return "no tensor cores"
     if shape.own_sums > MAX_OWN_SUMS:
         return "more weights than fit into registers"
-    *products, of_weights = shape.images_at_once(cores)
-    forward, back = products
+    forward, back, of_weights = shape.images_at_once(cores)
     if forward and of_weights and (back or not shape.has_input_gradients):
         return None
     return "images or weights too large for shared memory"
@@ -248,11 +241,9 @@ def why_not_convolution(shape: ConvolutionShape, cores: TensorCores | None) -> s
 def kernels_on(device: torch.device, shape: ConvolutionShape) -> ConvolutionKernels | None:
     """The kernels of a device, None if it has none. Call it once before a graph capture: it may compile."""
     functions = FunctionManager(device)
-    return (
-        ConvolutionKernels(functions, shape)
-        if why_not_convolution(shape, functions.backend.tensor_cores) is None
-        else None
-    )
+    if why_not_convolution(shape, functions.backend.tensor_cores) is not None:
+        return None
+    return ConvolutionKernels(functions, shape)
 
 
 class _Convolution(torch.autograd.Function):
