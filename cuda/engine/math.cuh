@@ -22,6 +22,8 @@ HD float fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 // Exact: correctly rounded; NaN below -0.
 HD float sqrt(float x) { return __fsqrt_rn(x); }
 HD float choose(bool p, float a, float b) { return p ? a : b; }
+// Number of the lowest bit that is set, of at least one.
+HD int lowest_bit(u32 b) { return __ffs((i32)b) - 1; }
 #else
 HD u32 bits(float x) {
     u32 b;
@@ -38,6 +40,8 @@ HD float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 HD float sqrt(float x) { return __builtin_sqrtf(x); }
 // p ? a : b without a branch: the compiler cannot move the computation of a and b into one, so loops stay vectorised.
 HD float choose(bool p, float a, float b) { return from_bits(bits(b) ^ ((bits(a) ^ bits(b)) & -(u32)p)); }
+// Number of the lowest bit that is set, of at least one.
+HD int lowest_bit(u32 b) { return __builtin_ctz(b); }
 #endif
 
 constexpr u32 SIGN = 0x80000000u;

@@ -29,9 +29,8 @@ HD Point place_of_pushed(const Disc* discs, int u) {
             Contact contact(own, discs[v < N ? v : u]);
             touching |= (u32)(v < N && v != u && contact.square < contact.reach * contact.reach) << k;
         }
-        for (int v = first; touching != 0; ++v, touching >>= 1) {
-            if ((touching & 1) == 0) continue;
-            Contact contact(own, discs[v]);
+        for (; touching != 0; touching &= touching - 1) {
+            Contact contact(own, discs[first + math::lowest_bit(touching)]);
             float overlap = math::max(0.0f, contact.reach / (math::sqrt(contact.square) + 1e-6f) - 1);
             push_x += contact.dx * overlap, push_y += contact.dy * overlap;
         }

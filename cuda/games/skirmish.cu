@@ -8,13 +8,19 @@ enum Stat { VELOCITY, DAMAGE, ATTACK_RANGE, SIGHT_RANGE, RADIUS, FULL_HEALTH, CO
 constexpr int STOP = 4, FIRST_ATTACK = 5, NOBODY = -1;
 constexpr int UNIT_FEATURES = 7 + NUM_TYPES, OWN_FEATURES = 4 + NUM_TYPES,
               NUM_SEEN = NUM_SEEN_ALLIES + NUM_SEEN_ENEMIES;
+constexpr int LARGER_ARMY = NUM_ALLIES > NUM_ENEMIES ? NUM_ALLIES : NUM_ENEMIES;
 constexpr int SLOTS = OBSERVE_ALL ? 1 : NUM_SEEN_ALLIES;  // of each army, where agents see the nearest
 
+// What a unit does in all moves of a step.
+struct Order {
+    Point way;                                  // in each move
+    int target;                                 // whom it attacks, or NOBODY
+    float attack_range, damage, pause, radius;  // pause: between its hits
+};
+
 struct Scratch {
-    Disc disc[NUM_UNITS];                               // before units push each other; without radius if dead
-    Point way[NUM_UNITS];                               // of a unit in each move
-    float damage[NUM_UNITS];                            // of its hits
-    int target[NUM_UNITS];                              // whom a unit attacks in this step, or NOBODY
+    Disc disc[NUM_UNITS];  // before units push each other; without radius if dead
+    Order order[NUM_UNITS];
     int hit[NUM_UNITS];                                 // whom it hits in this move, or NOBODY
     float health_before[NUM_UNITS];                     // at the beginning of the step
     float lost[NUM_UNITS];                              // share of the full health that the unit lost in this step
@@ -35,9 +41,12 @@ HD float distance(State s, int u, int v) {
     return math::sqrt(dx * dx + dy * dy);
 }
 
-HD bool is_near(State s, int u, int v, Stat range) {
-    return is_alive(s, u) && is_alive(s, v) && distance(s, u, v) < stat(s, u, range);
+// Without branches, so that all loads overlap.
+HD bool is_within(State s, int u, int v, float range) {
+    int alive = is_alive(s, u) & is_alive(s, v), near = distance(s, u, v) < range;
+    return (alive & near) != 0;
 }
+HD bool is_near(State s, int u, int v, Stat range) { return is_within(s, u, v, stat(s, u, range)); }
 
 // With OBSERVED_UNITS: the nearest visible allies and enemies of agent i, the lower number first on ties.
 HD void find_seen(State s, Io io, int i) {
@@ -116,15 +125,19 @@ HD void observe(State s, Io io) {
 // Moves, hits and cooldowns of all units at once, by where they stood before.
 HD void move_and_hit(State s, Io io, int move) {
     FOR_RANGE (u, NUM_UNITS) {
-        int target = io.scratch->target[u];
-        bool hits = target != NOBODY && s.cooldown[u] <= 0 && is_near(s, u, target, ATTACK_RANGE);
-        io.scratch->hit[u] = hits ? target : NOBODY;
-        s.cooldown[u] -= TIME_PER_STEP;
-        if (hits) s.cooldown[u] = stat(s, u, COOLDOWN) + (3 * io.rng.uniform(u, move) - 1) * TIME_PER_STEP;
-        float x = s.position[u][0], y = s.position[u][1];
+        const Order order = io.scratch->order[u];
+        float cooldown = s.cooldown[u], x = s.position[u][0], y = s.position[u][1];
+        bool attacks = order.target != NOBODY && cooldown <= 0;
+        bool hits = is_within(s, u, math::max(order.target, 0), order.attack_range) && attacks;
+        io.scratch->hit[u] = hits ? order.target : NOBODY;
+        if (hits)
+            cooldown = order.pause + (3 * io.rng.uniform(u, move) - 1) * TIME_PER_STEP;
+        else
+            cooldown -= TIME_PER_STEP;
+        s.cooldown[u] = cooldown;
         if (is_alive(s, u)) {
-            x = math::clamp(x + io.scratch->way[u].x, 0.0f, MAP_WIDTH);
-            y = math::clamp(y + io.scratch->way[u].y, 0.0f, MAP_HEIGHT);
+            x = math::clamp(x + order.way.x, 0.0f, MAP_WIDTH);
+            y = math::clamp(y + order.way.y, 0.0f, MAP_HEIGHT);
         }
         io.scratch->disc[u] = {x, y, 0};
     }
@@ -132,11 +145,15 @@ HD void move_and_hit(State s, Io io, int move) {
     FOR_RANGE (u, NUM_UNITS) {
         Disc& disc = io.scratch->disc[u];
         float health = s.health[u];
-        for (int v = is_ally(u) ? NUM_ALLIES : 0; v < (is_ally(u) ? NUM_UNITS : NUM_ALLIES); ++v)
-            health = io.scratch->hit[v] == u ? health - io.scratch->damage[v] : health;
+        const int first = is_ally(u) ? NUM_ALLIES : 0, count = is_ally(u) ? NUM_ENEMIES : NUM_ALLIES;
+        for (int k = 0; k < LARGER_ARMY; ++k) {
+            int v = first + (k < count ? k : 0);
+            bool is_hit = k < count && io.scratch->hit[v] == u;
+            health = is_hit ? health - io.scratch->order[v].damage : health;
+        }
         bool at_wall = disc.x <= 0 || disc.x >= MAP_WIDTH || disc.y <= 0 || disc.y >= MAP_HEIGHT;
         health = WALLS_CAUSE_DEATH && at_wall ? 0 : math::max(0.0f, health);
-        disc.radius = health > 0 ? stat(s, u, RADIUS) : math::from_bits(math::NAN_BITS);
+        disc.radius = health > 0 ? io.scratch->order[u].radius : math::from_bits(math::NAN_BITS);
         s.health[u] = health;
         if (move == WORLD_STEPS_PER_ENV_STEP - 1)
             io.scratch->lost[u] = (health - io.scratch->health_before[u]) / stat(s, u, FULL_HEALTH);
@@ -163,14 +180,16 @@ HD int commanded(State s, Io io, int e) {
         s.goal[e][1] = MAP_HEIGHT / 2 - (s.position[u][1] - MAP_HEIGHT / 2);
     }
     if (!is_alive(s, u)) return STOP;
+    const float sight = stat(s, u, SIGHT_RANGE), range = stat(s, u, ATTACK_RANGE);
+    const int prey = s.prey[e];
     for (int a = NUM_ALLIES - 1; a >= 0; --a) {
-        if (!is_near(s, u, a, SIGHT_RANGE)) continue;
-        ++visible;
-        if (!is_near(s, u, a, ATTACK_RANGE)) continue;
-        ++in_range;
-        keeps_prey |= s.prey[e] == a;
-        closest = distance(s, u, a) < least ? a : closest;
-        least = math::min(distance(s, u, a), least);
+        int sees = is_within(s, u, a, sight), reaches = sees & (int)is_within(s, u, a, range);
+        float away = reaches ? distance(s, u, a) : math::from_bits(math::INF_BITS);
+        visible += sees;
+        in_range += reaches;
+        keeps_prey |= reaches & (int)(prey == a);
+        closest = away < least ? a : closest;
+        least = math::min(away, least);
     }
     if (in_range == 0) s.prey[e] = NOBODY;
     if (in_range > 0 && keeps_prey == 0)
@@ -221,9 +240,13 @@ HD void step(State s, Io io) {
         io.scratch->health_before[u] = s.health[u];
         int action = !is_ally(u) ? commanded(s, io, u - NUM_ALLIES) : io.active[u] ? io.action(u) : STOP;
         float length = stat(s, u, VELOCITY) * TIME_PER_STEP;
-        io.scratch->way[u] = {direction(action).x * length, direction(action).y * length};
-        io.scratch->damage[u] = stat(s, u, DAMAGE);
-        io.scratch->target[u] = attacked(io, u, action);
+        Order& order = io.scratch->order[u];
+        order.way = {direction(action).x * length, direction(action).y * length};
+        order.target = attacked(io, u, action);
+        order.attack_range = stat(s, u, ATTACK_RANGE);
+        order.damage = stat(s, u, DAMAGE);
+        order.pause = stat(s, u, COOLDOWN);
+        order.radius = stat(s, u, RADIUS);
         s.action[u] = action;
     }
     group_sync();

@@ -133,9 +133,13 @@ class GameLayout:
 
     @cached_property
     def largest_array(self) -> int:
-        """Items of the largest array that a step of one environment writes: a field of the state, or observations."""
+        """Items of the largest array that a step of one environment writes: a field of the state, or observations.
+
+        Of observations in bytes four count as one item, as they are copied in words.
+        """
         own = (field.size for field in (*self.fields, *self.engine_fields) if not field.shared)
-        return max(self.num_agents * self.obs_size, *own)
+        observations = -(-self.num_agents * self.obs_size * self.observation.dtype.itemsize // 4)
+        return max(observations, *own)
 
     @property
     def tracks_acting(self) -> bool:

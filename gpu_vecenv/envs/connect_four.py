@@ -63,7 +63,7 @@ class ConnectFour(Env):
 
     @property
     def observation_space(self) -> Box:
-        return Box(0.0, 1.0, (self.num_rows, self.num_columns, 2), np.float32)  # own pieces, the other player's
+        return Box(0, 1, (self.num_rows, self.num_columns, 2), np.uint8)  # own pieces, the other player's
 
     @property
     def action_space(self) -> Discrete:

@@ -225,11 +225,11 @@ def test_final_observations_can_be_written_elsewhere(device):
     twin.reset(seed=3)
     ended = 0
     for _ in range(40):
-        actions, elsewhere = env.sample_actions(), torch.full_like(obs, -1.0)
+        actions, elsewhere = env.sample_actions(), torch.full_like(obs, 255)
         *_, info = env.step(actions, out=env.step_buffers().with_final_obs(elsewhere))
         *_, expected = twin.step(actions)
         rows = expected["_final_obs"]
         assert info["acting"].equal(expected["acting"]) and info["_final_obs"].equal(rows)
-        assert elsewhere[rows].equal(expected["final_obs"][rows]) and elsewhere[~rows].eq(-1).all()
+        assert elsewhere[rows].equal(expected["final_obs"][rows]) and elsewhere[~rows].eq(255).all()
         ended += rows.sum()
     assert ended

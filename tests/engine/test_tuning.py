@@ -171,6 +171,8 @@ def test_the_largest_array_is_a_field_or_all_observations():
     assert gpu_vecenv.configure("overcooked").layout.largest_array == 2 * 5 * 4 * 26
     assert gpu_vecenv.configure("warehouse", num_agents=1).layout.largest_array == 11 * 10  # the shelves
     assert gpu_vecenv.configure("cartpole").layout.largest_array == 4
+    assert gpu_vecenv.configure("connect_four").layout.largest_array == 6 * 7  # the board; observations are bytes
+    assert gpu_vecenv.configure("harvest").layout.largest_array == -(-7 * 11 * 11 * 9 // 4)
 
 
 def test_copies_keep_both_numbers(emulated):

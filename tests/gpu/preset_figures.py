@@ -17,6 +17,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
 import tyro
@@ -38,6 +39,7 @@ class Options(Settings):
     games: str = ",".join(ROWS)  # rows of results.py
     preset: PresetName = "fast"
     algorithm: AlgorithmName = "ppo"  # another one has the preset's sizes of a run and its own default options
+    critic: Literal["own", "central"] = "own"  # with "ppo", of every run; own: the preset's
     total_steps: int | None = None  # of every run; default: the preset's
 
 
@@ -48,10 +50,14 @@ def main(folder: Path, options: Options) -> int:
     games = checked_rows(options.games, options.preset)
     own = {"ppo": f"--preset {options.preset}", "mappo": "--preset mappo"}
     side = f"gpu_vecenv, {own.get(options.algorithm, f'--algorithm {options.algorithm}')}"
+    if options.critic == "central":
+        side += " --critic central"
     figures = opened(folder, replace(options, games=""), provenance(device), side=side)
     deadline = time.perf_counter() + options.max_seconds
     for row, (game, preset) in games.items():
-        changes = {} if options.total_steps is None else {"total_steps": options.total_steps}
+        changes: dict[str, Any] = {} if options.total_steps is None else {"total_steps": options.total_steps}
+        if options.critic == "central":
+            changes["critic"] = options.critic
         left = {f"{row}-seed{seed}": seed for seed in range(options.seeds) if not figures.has(row, seed)}
         if not left:
             continue

@@ -36,5 +36,5 @@ def has_line(board: np.ndarray, player: int, length: int) -> bool:
 
 
 def observation(board: np.ndarray, agent: int) -> np.ndarray:
-    """(rows, columns, 2) float32: own pieces, the other player's."""
-    return np.stack([board == agent + 1, board == 2 - agent], axis=2).astype(np.float32)
+    """(rows, columns, 2) uint8: own pieces, the other player's."""
+    return np.stack([board == agent + 1, board == 2 - agent], axis=2).astype(np.uint8)

@@ -268,6 +268,7 @@ inline float __uint_as_float(unsigned b) {
     memcpy(&x, &b, sizeof x);
     return x;
 }
+inline int __ffs(int x) { return __builtin_ffs(x); }
 inline float __fmaf_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 inline float __fsqrt_rn(float x) { return __builtin_sqrtf(x); }
 inline double __dsqrt_rn(double x) { return __builtin_sqrt(x); }
