@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from gpu_vecenv.train.convolutions import ConvolutionsWithReLU, ImageConvolution
 from gpu_vecenv.train.networks import orthogonal
@@ -44,5 +45,13 @@ class PublishedCNN(nn.Module):
     def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Images (…, height, width, channels) -> logits (…, num_actions) and values (…)."""
         images = obs.reshape(-1, *obs.shape[-3:]).movedim(-1, 1)
-        features = self.dense(self.convolutions(images).flatten(1)).reshape(*obs.shape[:-3], -1)
+        features = self._dense(self.convolutions(images)).reshape(*obs.shape[:-3], -1)
         return self.actor(features), self.critic(features).squeeze(-1)
+
+    def _dense(self, images: torch.Tensor) -> torch.Tensor:
+        """``self.dense`` of flattened images; the weights are reordered, as the images have their channels last."""
+        layer = self.dense[0]
+        assert isinstance(layer, nn.Linear)
+        weight = layer.weight.view(-1, *images.shape[1:]).movedim(1, -1).flatten(1)
+        features: torch.Tensor = self.dense[1](functional.linear(images.movedim(1, -1).flatten(1), weight, layer.bias))
+        return features

@@ -21,10 +21,12 @@ from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar
 from gpu_vecenv.files import cuda_folder
 
 STEP = 8  # channels of a step of a product, in TF32
-FORWARD_THREADS, WEIGHT_THREADS = 256, 512  # of a block; those of weights keep their sums in registers
-MAX_IMAGES = 8  # of a block at a time
+FORWARD_THREADS, WEIGHT_THREADS = 256, 256  # of a block; those of weights keep their sums in registers
+MAX_IMAGES = 16  # of a block at a time
+# Windows of a block at a time: 32 of each warp; and as many as registers hold the next of during a product.
+FORWARD_WINDOWS, WEIGHT_WINDOWS = 256, 160
 PARTS = 128  # of the images, of which each block sums the gradients of weights
-MAX_OWN_SUMS = 64  # registers of a thread for them
+MAX_OWN_SUMS = 128  # registers of a thread for them
 
 _PRODUCT = (Array("weights", f32, const=True), Scalar("num_images", i64), Scalar("images_at_once", i32))
 # With respect to outputs; and the outputs, if they are those of a ReLU.
@@ -87,7 +89,7 @@ class ConvolutionShape:
         """Words of shared memory of a block that multiplies so many images at a time."""
         inputs, outputs = (self.filters, self.channels) if back else (self.channels, self.filters)
         depth = _padded(inputs, STEP)
-        weights = _padded(outputs, 16) * (self.kernel**2 * depth + STEP // 2)
+        weights = _padded(outputs, 16) * (self.kernel**2 * (depth + STEP // 2) | 4)
         high, wide = (side - 1 + self.kernel for side in self.image)
         cells = high * wide if back else self.padded_image
         return weights + images * cells * (depth + STEP // 2)
@@ -101,14 +103,15 @@ class ConvolutionShape:
     def images_at_once(self, cores: TensorCores) -> tuple[int, int, int]:
         """Images that a block has at a time in forward pass, gradients of inputs, and gradients of weights; 0: none."""
 
-        def most(words: Callable[[int], int]) -> int:
+        def most(words: Callable[[int], int], windows: int, cells: tuple[int, int]) -> int:
             limit = cores.block_shared_bytes // 4
-            return next((count for count in range(MAX_IMAGES, 0, -1) if words(count) <= limit), 0)
+            images = max(1, min(MAX_IMAGES, windows // (cells[0] * cells[1])))
+            return next((count for count in range(images, 0, -1) if words(count) <= limit), 0)
 
         return (
-            most(self.product_words),
-            most(lambda count: self.product_words(count, back=True)),
-            most(self.weight_words),
+            most(self.product_words, FORWARD_WINDOWS, self.outputs),
+            most(lambda count: self.product_words(count, back=True), FORWARD_WINDOWS, self.image),
+            most(self.weight_words, WEIGHT_WINDOWS, self.outputs),
         )
 
     def shared_bytes(self, cores: TensorCores) -> dict[str, int]:
@@ -134,6 +137,11 @@ def _padded(n: int, multiple: int) -> int:
 def _bank_pitch(n: int) -> int:
     """As ``pitch_of`` of convolution.cu."""
     return (n + 7) // 16 * 16 + 8
+
+
+def _aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a copy, where kernels may load 16 bytes at a time."""
+    return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
 
 
 def convolution_source(shape: ConvolutionShape, cores: TensorCores) -> str:
@@ -178,7 +186,7 @@ class ConvolutionKernels:
     ) -> torch.Tensor:
         """Images (N, H, W, C), weight (F, C, K, K) and bias (F,) -> (N, H', W', F), with a ReLU or without."""
         outputs = images.new_empty((len(images), *self.shape.outputs, self.shape.filters))
-        tensors = {"images": images, "weights": weight, "biases": bias, "outputs": outputs, "relu": int(relu)}
+        tensors = {"images": _aligned(images), "weights": weight, "biases": bias, "outputs": outputs, "relu": int(relu)}
         self._multiply("convolution_forward", len(images), self._forward_images, "FORWARD_BYTES", tensors)
         return outputs
 
@@ -193,7 +201,8 @@ class ConvolutionKernels:
             outputs: Those of ``forward`` with a ReLU, None without.
         """
         of_inputs = gradients.new_empty((len(gradients), *self.shape.image, self.shape.channels))
-        tensors = {"gradients": gradients, "outputs": outputs, "weights": weight, "input_gradients": of_inputs}
+        given = {"gradients": _aligned(gradients), "outputs": None if outputs is None else _aligned(outputs)}
+        tensors = {**given, "weights": weight, "input_gradients": of_inputs}
         self._multiply("convolution_input_gradients", len(gradients), self._back_images, "BACK_BYTES", tensors)
         return of_inputs
 
@@ -205,16 +214,19 @@ class ConvolutionKernels:
         size = shape.filters * shape.channels * shape.kernel**2
         sums = images.new_empty((PARTS, size + shape.filters))
         launch = LaunchShape(PARTS * WEIGHT_THREADS, 1, WEIGHT_THREADS, self._bytes["WEIGHT_BYTES"])
-        tensors = {"images": images, "gradients": gradients, "outputs": outputs, "sums": sums}
+        given = {"gradients": _aligned(gradients), "outputs": None if outputs is None else _aligned(outputs)}
+        tensors = {"images": _aligned(images), **given, "sums": sums}
         self._launch("convolution_weight_gradients", launch, num_images=len(images), **tensors)
         weight, bias = sums.sum(0).split((size, shape.filters))
-        return weight.view(shape.filters, shape.channels, shape.kernel, shape.kernel), bias
+        return weight.view(shape.filters, shape.kernel, shape.kernel, shape.channels).movedim(-1, 1), bias
 
     def _multiply(self, kernel: str, num_images: int, most: int, size: str, arguments: Mapping[str, object]) -> None:
-        """Launch a product, with fewer images at a time than ``most`` where multiprocessors would have none else."""
-        at_once = max(1, min(most, num_images // self._cores.multiprocessors))
+        """Launch a product, with up to ``most`` images at a time, so that all blocks have nearly as many."""
         resident = self._cores.shared_bytes // (self._bytes[size] + self._cores.reserved_shared_bytes)
-        blocks = max(1, min(self._cores.multiprocessors * max(1, resident), -(-num_images // at_once)))
+        places = self._cores.multiprocessors * max(1, resident)
+        rounds = max(1, -(-num_images // (places * most)))
+        at_once = max(1, -(-num_images // (places * rounds)))
+        blocks = max(1, min(places, -(-num_images // at_once)))
         launch = LaunchShape(blocks * FORWARD_THREADS, 1, FORWARD_THREADS, self._bytes[size])
         self._launch(kernel, launch, num_images=num_images, images_at_once=at_once, **arguments)
 

@@ -106,6 +106,16 @@ def test_an_image_has_the_bits_of_its_own(device_of_networks):
         assert equal_bits([together[0][k], together[3][k]], [alone[0][0], alone[3][0]])
 
 
+def test_tensors_may_begin_anywhere_in_memory(device_of_networks):
+    layer = layer_of("second layer")
+    kernels = kernels_of(layer, device_of_networks)
+    given = sample(layer, 3, device_of_networks)
+    moved = [torch.cat([x.flatten()[:1], x.flatten()])[1:].view(x.shape) for x in given]
+    assert all(x.data_ptr() % 16 for x in moved)
+    found, expected = (results(kernels, layer, *each, back=True) for each in (moved, given))
+    assert equal_bits(found, expected)
+
+
 def test_the_number_of_multiprocessors_changes_no_bit(device_of_networks):
     layer = layer_of("second layer")
     found = []
