@@ -51,10 +51,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "tag_continuous": ("tag_continuous", {"egocentric": False}),
     "tag_continuous-v1": ("tag_continuous", {}),
-    "tag_continuous-small": (
-        "tag_continuous",
-        {"num_taggers": 4, "num_runners": 8, "side": 7.0, "tagging_distance": 0.06},
-    ),
+    "tag_continuous-small": ("tag_continuous", {"num_taggers": 4, "num_runners": 8, "max_steps": 200}),
     "skirmish": ("skirmish", {}),
     "connect_four": ("connect_four", {}),
     "simple_tag": ("simple_tag", {}),
