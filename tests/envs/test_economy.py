@@ -326,9 +326,9 @@ def test_what_taxes_are_computed_from_outlasts_an_episode(device):
     torch.testing.assert_close(env.state["average_rates"], before["average_rates"], rtol=0, atol=0)
     assert torch.equal(env.state["rates"], env.state["average_rates"]) and not torch.equal(env.state["rates"], rates)
     before = kept()
-    env.reset(mask=torch.arange(30) < 20)
+    env.reset(mask=torch.arange(30, device=device) < 20)
     assert all(torch.equal(value, before[name]) for name, value in kept().items())
-    env.reset(seed=3, mask=torch.arange(30) < 10)
+    env.reset(seed=3, mask=torch.arange(30, device=device) < 10)
     assert all(torch.equal(value[:10], begun[name][:10]) for name, value in kept().items())
     assert all(torch.equal(value[10:], before[name][10:]) for name, value in kept().items())
 

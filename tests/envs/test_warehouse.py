@@ -15,6 +15,7 @@ from support.scripts import imported_script
 
 import gpu_vecenv
 from gpu_vecenv import FunctionManager, VecEnv
+from gpu_vecenv.compile.backends import GroupShape
 from gpu_vecenv.errors import ConfigError
 
 FIELDS = ("position", "direction", "carrying", "has_delivered", "shelf", "inactive_steps", "deliveries")
@@ -113,7 +114,9 @@ def test_sets_are_listed_in_python_s_order(tmp_path, device):
     shutil.copy(game.layout.source_path.parent / "python_set.cuh", tmp_path)
     (tmp_path / "order.cu").write_text(ORDER)
     kernels = [signature("order_cells", "const i32* cells, i32* items, i64 n")]
-    program = FunctionManager(device).compile(tmp_path / "order.cu", kernels=kernels, game=game)
+    functions = FunctionManager(device)
+    threads = functions.backend.device_constants(GroupShape.of(1))
+    program = functions.compile(tmp_path / "order.cu", kernels=kernels, game=game, constants=threads)
     random = np.random.default_rng(1)
     for count in [*range(1, 24), 60, 75, 77, 120] * 5:
         cells = random.permutation(np.argwhere(np.ones((90, 90))))[:count].astype(np.int32)

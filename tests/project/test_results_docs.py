@@ -90,7 +90,7 @@ def test_the_table_of_learners_is_what_was_measured() -> None:
 def test_the_table_of_ten_seeds_is_what_was_measured() -> None:
     with imported_script(DOCS.parent / "tests" / "gpu" / "figures.py") as figures:
         assert figures.table([results("presets.json"), results("sb3.json")]) in TEXT
-        assert figures.table([results(f"algorithms-{name}.json") for name in ("mappo", "pqn")]) in TEXT
+        assert figures.table([results(f"algorithms-{name}.json") for name in ("mappo", "pqn", "ppo")]) in TEXT
 
 
 def matches_of_connect_four() -> Iterator[str]:
