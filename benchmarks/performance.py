@@ -191,7 +191,7 @@ def _opponents(files: Mapping[str, Results]) -> Iterator[Cells]:
 
 def _convolutions(files: Mapping[str, Results]) -> Iterator[Cells]:
     for row in files["convolutions"]["rows"]:
-        times = spread(row, "convolutions_us"), spread(row, "products_us")
+        times = (spread(row, f"{way}{part}_us") for way in CONVOLUTION_WAYS for part in ("", "_forward"))
         yield (" x ".join(map(str, row["cells"])), f"{row['images']:,}", *times)
 
 
@@ -206,6 +206,7 @@ def _cpu_baseline(files: Mapping[str, Results]) -> Iterator[Cells]:
         yield (row["where"], f"{row['num_envs']:,}", rate(found), ratio)
 
 
+CONVOLUTION_WAYS = ("convolutions", "products", "kernels")
 RATES = ("env-steps/s with sampling", "of the copy bandwidth")
 TIMES = ("µs a step", "µs with sampling")
 SECTIONS = {
@@ -257,7 +258,11 @@ SECTIONS = {
         _own_algorithm,
     ),
     "opponents": Section(("opponents",), ("opponents", "share of environments", "ms", "ratio"), _opponents),
-    "convolutions": Section(("convolutions",), ("cells", "images", "convolutions, µs", "products, µs"), _convolutions),
+    "convolutions": Section(
+        ("convolutions",),
+        ("cells", "images", *(f"{way}, µs{part}" for way in CONVOLUTION_WAYS for part in ("", ", forward alone"))),
+        _convolutions,
+    ),
     "one-core": Section(
         ("one-core",), ("game", "environments x agents", *TIMES, *RATES), lambda files: _steps(files, ("one-core",))
     ),
