@@ -26,7 +26,7 @@ MAX_IMAGES = 16  # of a block at a time
 # Windows of a block at a time: 32 of each warp; and as many as registers hold the next of during a product.
 FORWARD_WINDOWS, WEIGHT_WINDOWS = 256, 160
 PARTS = 128  # of the images, of which each block sums the gradients of weights
-MAX_OWN_SUMS = 128  # registers of a thread for them
+MAX_OWN_SUMS = 104  # registers of a thread for them; it needs as many again, and has 255
 
 _PRODUCT = (Array("weights", f32, const=True), Scalar("num_images", i64), Scalar("images_at_once", i32))
 # With respect to outputs; and the outputs, if they are those of a ReLU.
