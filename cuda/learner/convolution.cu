@@ -160,7 +160,7 @@ struct Sums {
             }
             return out;
         }
-        // The factors of a step are loaded during the step before.
+        // The factors of a step are loaded during the step before; those after the last step are not used.
         HD void multiply() {
             Factors next = factors(0, 0);
             for (int place = 0; place < PLACES; ++place) {
@@ -305,7 +305,7 @@ struct WeightGradients {
 
     // A row: weights (FILTERS, KERNEL, KERNEL, CHANNELS), then biases.
     HD void store(float* to) const {
-        constexpr int SIZE = CHANNELS % 2 == 0 ? 2 : 1;
+        constexpr int SIZE = CHANNELS % 2 == 0 && FILTERS % 2 == 0 ? 2 : 1;  // rows of blocks begin at vectors
         UNROLL for (int f = 0; f < FILTER_TILES; ++f) {
             UNROLL for (int k = 0; k < 4; k += SIZE) {
                 int filter = 16 * f + k / 2 * 8 + tensor_core::group(), own = 2 * tensor_core::member() + k % 2;

@@ -23,7 +23,7 @@ from gpu_vecenv.files import cuda_folder
 STEP = 8  # channels of a step of a product, in TF32
 FORWARD_THREADS, WEIGHT_THREADS = 256, 256  # of a block; those of weights keep their sums in registers
 MAX_IMAGES = 16  # of a block at a time
-# Windows of a block at a time: 32 of each warp; and as many as registers hold the next of during a product.
+# Windows of a block at a time: 32 of each warp; and so many that threads hold the next images in registers meanwhile.
 FORWARD_WINDOWS, WEIGHT_WINDOWS = 256, 160
 PARTS = 128  # of the images, of which each block sums the gradients of weights
 MAX_OWN_SUMS = 104  # registers of a thread for them; it needs as many again, and has 255

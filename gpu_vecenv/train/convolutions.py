@@ -17,10 +17,11 @@ PRODUCT_COST, PRODUCT_IMAGES = 5, 4096
 class ImageConvolution(nn.Conv2d):
     """A convolution of images of one size, with the parameters and results of ``torch.nn.Conv2d``.
 
-    On a GPU where torch may use TF32, kernels convolve images that fit into shared memory. Without TF32, many small
-    images are multiplied by one matrix, which holds the window at each of its places and 0 elsewhere. The product has
-    more operations than the convolution, but runs on matrix units at their full rate, and so do its gradients, for
-    which cuDNN's algorithms with a fixed order of sums are slow. All else is convolved by torch.
+    On a GPU where torch may use TF32, kernels convolve images that fit into shared memory, with weights whose gradients
+    fit into registers. Without TF32, many small images are multiplied by one matrix, which holds the window at each of
+    its places and 0 elsewhere. The product has more operations than the convolution, but runs on matrix units at their
+    full rate, and so do its gradients, for which cuDNN's algorithms with a fixed order of sums are slow. All else is
+    convolved by torch.
 
     Args:
         image: (height, width) of the inputs.

@@ -19,6 +19,7 @@ CASES = {
     "as published": ((5, 8), 26, 32, 5, 1, 2),
     "second layer": ((4, 5), 32, 32, 3, 1, 1),
     "odd sizes": ((3, 4), 3, 5, 3, 1, 0),
+    "odd filters of even channels": ((4, 5), 2, 5, 3, 1, 1),
     "one cell": ((1, 1), 1, 1, 1, 1, 0),
     "rows left out": ((7, 6), 2, 20, 3, 2, 1),
 }
