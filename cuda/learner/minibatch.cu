@@ -118,6 +118,10 @@ struct Word<1> {
     u8 part;
 };
 
+constexpr int GATHER_BLOCK = 256;   // threads; the same as GATHER_BLOCK in learner_kernels.py
+constexpr int WORDS_IN_FLIGHT = 4;  // of a thread; the same as WORDS_IN_FLIGHT in learner_kernels.py
+
+#if !defined(__CUDACC__)
 template <int BYTES>
 HD void copy_row(const void* from, void* to, i64 words) {
     for (i64 first = 0; first < words; first += BATCH) {
@@ -126,46 +130,46 @@ HD void copy_row(const void* from, void* to, i64 words) {
         UNROLL for (int b = 0; b < BATCH; ++b) if (first + b < words)((Word<BYTES>*)to)[first + b] = batch[b];
     }
 }
-
-// Copies the row indices[row] to row `row` of `out`. The lanes of a warp copy long rows together: neighbouring lanes
-// access neighbouring words.
-template <int BYTES>
-HD void gather(const u8* table, i64 stride, i64 bytes, const i64* indices, u8* out, i64 row,
-               [[maybe_unused]] i64 rows) {
-    i64 words = bytes / BYTES;
-#if defined(__CUDACC__)
-    __shared__ i64 index_of[256];
-    int lane = threadIdx.x % 32;
-    if (words > 4 && row - lane + 32 <= rows) {
-        const i64* index = index_of + threadIdx.x / 32 * 32;
-        __syncwarp();  // index_of is still in use for the previous rows
-        index_of[threadIdx.x] = indices[row];
-        __syncwarp();
-        out += (row - lane) * bytes;
-        for (i64 k = lane; k < words; k += 32) {
-            for (int first = 0; first < 32; first += BATCH) {
-                Word<BYTES> batch[BATCH];
-                UNROLL for (int b = 0; b < BATCH; ++b) {
-                    batch[b] = ((const Word<BYTES>*)(table + index[first + b] * stride))[k];
-                }
-                UNROLL for (int b = 0; b < BATCH; ++b)((Word<BYTES>*)(out + (first + b) * bytes))[k] = batch[b];
-            }
-        }
-        return;
-    }
 #endif
-    copy_row<BYTES>(table + indices[row] * stride, out + row * bytes, words);
+
+// Copies the rows indices[0], indices[1], … to the `rows` rows of `out`, each of so many words. Neighbouring threads
+// copy neighbouring words of all rows together, so that no thread waits for another row's words before it loads its
+// own. All words of a block are fewer than 2^31: there are as many as one row has, or few.
+template <int BYTES>
+HD void gather(const u8* table, i64 stride, const i64* indices, u8* out, u32 rows, u32 words) {
+#if defined(__CUDACC__)
+    u32 all = rows * words;
+    for (u32 first = threadIdx.x; first < all; first += WORDS_IN_FLIGHT * GATHER_BLOCK) {
+        Word<BYTES> batch[WORDS_IN_FLIGHT];
+        UNROLL for (int b = 0; b < WORDS_IN_FLIGHT; ++b) {
+            u32 at = first + b * GATHER_BLOCK, row = at / words;
+            if (at < all) batch[b] = ((const Word<BYTES>*)(table + indices[row] * stride))[at - (i64)row * words];
+        }
+        UNROLL for (int b = 0; b < WORDS_IN_FLIGHT; ++b) {
+            u32 at = first + b * GATHER_BLOCK;
+            if (at < all) ((Word<BYTES>*)out)[at] = batch[b];
+        }
+    }
+#else
+    for (i64 row = 0; row < rows; ++row)
+        copy_row<BYTES>(table + indices[row] * stride, out + row * words * BYTES, words);
+#endif
 }
 
-// Gathers rows of `bytes`, in words of 16, 4 or 1 byte; both addresses and `stride` are multiples of the word.
-KERNEL(gather_rows) {
-    FOR_ITEMS (row, args.rows) {
+// Gathers rows in words of 16, 4 or 1 byte; both addresses and `stride` are multiples of the word. Each block has so
+// many of them.
+BLOCK_KERNEL(gather_rows, GATHER_BLOCK) {
+    FOR_BLOCKS (block, (args.rows + args.block_rows - 1) / args.block_rows) {
+        i64 first = block * args.block_rows, left = args.rows - first;
+        u32 rows = (u32)(left < args.block_rows ? left : args.block_rows), words = (u32)args.words;
+        const u8* table = (const u8*)args.table;
+        u8* out = (u8*)args.out + first * args.words * args.word;
         if (args.word == 16) {
-            gather<16>((const u8*)args.table, args.stride, args.bytes, args.indices, (u8*)args.out, row, args.rows);
+            gather<16>(table, args.stride, args.indices + first, out, rows, words);
         } else if (args.word == 4) {
-            gather<4>((const u8*)args.table, args.stride, args.bytes, args.indices, (u8*)args.out, row, args.rows);
+            gather<4>(table, args.stride, args.indices + first, out, rows, words);
         } else {
-            gather<1>((const u8*)args.table, args.stride, args.bytes, args.indices, (u8*)args.out, row, args.rows);
+            gather<1>(table, args.stride, args.indices + first, out, rows, words);
         }
     }
 }

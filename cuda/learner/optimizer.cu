@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// From partial sums of a gradient to a step of Adam, with one launch for each, and steps of RAdam. All sums have an
-// order that depends on sizes alone.
+// From partial sums of a gradient, or from a gradient, to a step of Adam, with one launch for each, and steps of RAdam.
+// All sums have an order that depends on sizes alone.
 #include "blocks.cuh"
 #include "learning_rate.cuh"
 #include "math.cuh"
@@ -23,8 +23,8 @@ constexpr int THREAD_GROUPS = GROUPS * COLUMNS / SUM_BLOCK;
 constexpr int STEPS = 4;  // rows of a group that a thread loads at a time
 
 // The sum of each column: that of the first group of rows, plus those of the other groups in turn; 0 where the column
-// is not `trainable`. Also the sum of the squares of each block's results among the first `num_squared`. Nothing where
-// `skip_update` is given and 1.
+// is not `trainable`. With `out_indices` column k's sum is at out[out_indices[k]]. Also the sum of the squares of each
+// block's results among the first `num_squared` columns. Nothing where `skip_update` is given and 1.
 BLOCK_KERNEL(sum_parts, SUM_BLOCK) {
     if (args.skip_update && *args.skip_update == 1) return;
     SHARED float sums[GROUPS][COLUMNS];
@@ -56,12 +56,43 @@ BLOCK_KERNEL(sum_parts, SUM_BLOCK) {
                 sum = sums[0][column];
                 for (int group = 1; group < GROUPS; ++group) sum += sums[group][column];
             }
-            if (column < columns) args.out[first + column] = sum;
+            if (column < columns) args.out[args.out_indices ? args.out_indices[first + column] : first + column] = sum;
             squares[column] = first + column < args.num_squared ? (double)sum * (double)sum : 0.0;
         }
         add_up<COLUMNS>(squares);
         FOR_THREADS (k, 1) args.squares[block] = squares[0];
         block_barrier();  // `sums` and `squares` are in use until here
+    }
+}
+
+// Sums of a gradient's squares: of `part` elements each, which a block adds up. Elements that are not `trainable`
+// become 0 first. Nothing where `skip_update` is 1.
+BLOCK_KERNEL(sum_squares, SUM_BLOCK) {
+    if (*args.skip_update == 1) return;
+    SHARED double sums[SUM_BLOCK];
+    FOR_BLOCKS (block, args.num_squares) {
+        i64 first = block * args.part, end = first + args.part < args.size ? first + args.part : args.size;
+        FOR_THREADS (k, SUM_BLOCK) {
+            double sum = 0;
+            for (i64 begin = first + k; begin < end; begin += BATCH * SUM_BLOCK) {
+                float batch[BATCH] = {};
+                bool trainable[BATCH] = {};
+                UNROLL for (int b = 0; b < BATCH; ++b) {
+                    i64 at = begin + b * SUM_BLOCK;
+                    if (at < end) batch[b] = args.gradient[at];
+                    if (at < end) trainable[b] = args.trainable[at];
+                }
+                UNROLL for (int b = 0; b < BATCH; ++b) {
+                    i64 at = begin + b * SUM_BLOCK;
+                    if (trainable[b]) sum += (double)batch[b] * (double)batch[b];
+                    if (at < end && !trainable[b]) args.gradient[at] = 0;
+                }
+            }
+            sums[k] = sum;
+        }
+        add_up<SUM_BLOCK>(sums);
+        FOR_THREADS (k, 1) args.squares[block] = sums[0];
+        block_barrier();  // `sums` is in use until here
     }
 }
 
@@ -88,52 +119,97 @@ HD double power(double base, u32 exponent) {
 //
 // Each block computes the norm and all decisions itself, from the same numbers in the same order: `squares` are partial
 // sums of the gradient's squares. What others may still read is written by the block that arrives last.
+struct AdamStep {
+    float step;  // its number, from 1 on
+    float norm, scale, rate, skip_update;
+    float step_size, root_of_correction;  // learning rate and root of the second moment, corrected for the bias
+    bool computed, skips;                 // whether metrics and gradient are of a minibatch; whether nothing changes
+
+    // `sums` [ADAM_BLOCK] and `corrections` [2] are shared.
+    template <class Arguments>
+    HD AdamStep(const Arguments& args, float number, double* sums, double* corrections) : step(number) {
+        FOR_THREADS (k, 2) corrections[k] = 1 - power(k == 0 ? args.beta1 : args.beta2, (u32)math::to_int(step));
+        const double* squares = args.squares;
+        skip_update = *args.skip_update;
+        computed = skip_update != 1;
+        FOR_THREADS (k, ADAM_BLOCK)
+            sums[k] = sum_of_rows<double>(k, computed ? args.num_squares : 0, ADAM_BLOCK,
+                                          [=](i64 row) { return squares[row]; });
+        add_up<ADAM_BLOCK>(sums);
+        norm = (float)root(sums[0]);
+        scale = args.max_grad_norm / (norm + 1e-6f);
+        if (scale > 1) scale = 1;
+        bool finite = math::is_finite(norm);
+        for (int k = 0; k < args.num_metrics; ++k) finite = finite && math::is_finite(args.metrics[k]);
+        if (!finite || args.metrics[args.kl_index] > args.target_kl) skip_update = 1;
+        skips = skip_update == 1;
+
+        rate = *args.learning_rate;
+        if (!skips)
+            rate = adapted_rate(rate, args.metrics[args.kl_index], args.desired_kl, args.least_rate, args.most_rate);
+        step_size = (float)((double)rate / (double)(float)corrections[0]);
+        root_of_correction = (float)root(corrections[1]);
+    }
+
+    // Of one element of the gradient.
+    template <class Arguments>
+    HD void update(const Arguments& args, float element, float& value, float& exp_avg, float& exp_avg_sq) const {
+        float gradient = element * scale;
+        float m = (float)(args.beta1 * exp_avg + (1 - args.beta1) * gradient);
+        float v = (float)(args.beta2 * exp_avg_sq + (1 - args.beta2) * gradient * gradient);
+        float denominator = (float)(math::sqrt(v) / root_of_correction + args.eps);
+        value -= step_size * m / denominator;
+        exp_avg = m;
+        exp_avg_sq = v;
+    }
+
+    // By the block that arrives last.
+    template <class Arguments>
+    HD void record(const Arguments& args) const {
+        FOR_THREADS (k, args.num_metrics + 2) {
+            bool is_metric = k < args.num_metrics;
+            if (computed || k > args.num_metrics)
+                args.metric_sums[k] += is_metric ? args.metrics[k] : k == args.num_metrics ? norm : skip_update;
+        }
+        FOR_THREADS (k, 1) {
+            *args.skip_update = skip_update;
+            *args.learning_rate = rate;
+        }
+    }
+};
+
+// Of parameters that are consecutive parts of one tensor, like the state.
 BLOCK_KERNEL(adam_step, ADAM_BLOCK) {
     SHARED double sums[ADAM_BLOCK];
     SHARED double corrections[2];
-    float step = *args.steps + 1;
-    FOR_THREADS (k, 2) corrections[k] = 1 - power(k == 0 ? args.beta1 : args.beta2, (u32)math::to_int(step));
-    const double* squares = args.squares;
-    float skip_update = *args.skip_update;
-    bool computed = skip_update != 1;
-    FOR_THREADS (k, ADAM_BLOCK)
-        sums[k] =
-            sum_of_rows<double>(k, computed ? args.num_squares : 0, ADAM_BLOCK, [=](i64 row) { return squares[row]; });
-    add_up<ADAM_BLOCK>(sums);
-    float norm = (float)root(sums[0]), scale = args.max_grad_norm / (norm + 1e-6f);
-    if (scale > 1) scale = 1;
-    bool finite = math::is_finite(norm);
-    for (int k = 0; k < args.num_metrics; ++k) finite = finite && math::is_finite(args.metrics[k]);
-    if (!finite || args.metrics[args.kl_index] > args.target_kl) skip_update = 1;
-    bool skips = skip_update == 1;
+    AdamStep own(args, *args.steps + 1, sums, corrections);
+    FOR_ITEMS (k, own.skips ? 0 : args.size)
+        own.update(args, args.gradient[k], args.parameters[k], args.exp_avg[k], args.exp_avg_sq[k]);
 
-    float rate = *args.learning_rate;
-    if (!skips)
-        rate = adapted_rate(rate, args.metrics[args.kl_index], args.desired_kl, args.least_rate, args.most_rate);
-    // The learning rate and the root of the second moment, corrected for the bias.
-    float step_size = (float)((double)rate / (double)(float)corrections[0]);
-    float root_of_correction = (float)root(corrections[1]);
-    FOR_ITEMS (k, skips ? 0 : args.size) {
-        float gradient = args.gradient[k] * scale;
-        float m = (float)(args.beta1 * args.exp_avg[k] + (1 - args.beta1) * gradient);
-        float v = (float)(args.beta2 * args.exp_avg_sq[k] + (1 - args.beta2) * gradient * gradient);
-        float denominator = (float)(math::sqrt(v) / root_of_correction + args.eps);
-        args.parameters[k] -= step_size * m / denominator;
-        args.exp_avg[k] = m;
-        args.exp_avg_sq[k] = v;
+    if (!arrives_last(args.ticket, NUM_BLOCKS)) return;
+    own.record(args);
+    FOR_THREADS (k, own.skips ? 0 : args.num_steps) args.steps[k] = own.step;
+}
+
+// Of parameters wherever they are: of each, `addresses` are those of its values, of both moments and of its number of
+// steps, which is that of all. Each of `segments` are up to ADAM_BLOCK elements of one parameter: its number, the first
+// element in it and in `gradient`, and how many.
+BLOCK_KERNEL(adam_step_by_addresses, ADAM_BLOCK) {
+    SHARED double sums[ADAM_BLOCK];
+    SHARED double corrections[2];
+    AdamStep own(args, *(const float*)args.addresses[3] + 1, sums, corrections);
+    FOR_BLOCKS (block, own.skips ? 0 : args.num_segments) {
+        const i64* segment = args.segments + 4 * block;
+        const u64* addresses = args.addresses + 4 * segment[0];
+        float *values = (float*)addresses[0] + segment[1], *exp_avg = (float*)addresses[1] + segment[1];
+        float* exp_avg_sq = (float*)addresses[2] + segment[1];
+        const float* gradient = args.gradient + segment[2];
+        FOR_THREADS (k, (i32)segment[3]) own.update(args, gradient[k], values[k], exp_avg[k], exp_avg_sq[k]);
     }
 
     if (!arrives_last(args.ticket, NUM_BLOCKS)) return;
-    FOR_THREADS (k, args.num_metrics + 2) {
-        bool is_metric = k < args.num_metrics;
-        if (computed || k > args.num_metrics)
-            args.metric_sums[k] += is_metric ? args.metrics[k] : k == args.num_metrics ? norm : skip_update;
-    }
-    FOR_THREADS (k, skips ? 0 : args.num_steps) args.steps[k] = step;
-    FOR_THREADS (k, 1) {
-        *args.skip_update = skip_update;
-        *args.learning_rate = rate;
-    }
+    own.record(args);
+    FOR_THREADS (k, own.skips ? 0 : (i32)args.num_parameters) *(float*)args.addresses[4 * k + 3] = own.step;
 }
 
 // What of torch.optim.RAdam's step is the same for all elements of a parameter: whether it is taken, and `rates`: of

@@ -19,6 +19,7 @@ from gpu_vecenv.compile.function_manager import FunctionManager, Launch
 from gpu_vecenv.declare.field import f32, i32, i64
 from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar
 from gpu_vecenv.files import cuda_folder
+from gpu_vecenv.train.optimizer import column_sums_launch
 
 STEP = 8  # channels of a step of a product, in TF32
 FORWARD_THREADS, WEIGHT_THREADS = 256, 256  # of a block; those of weights keep their sums in registers
@@ -178,6 +179,12 @@ class ConvolutionKernels:
             kernels=[FORWARD, WEIGHT_GRADIENTS, *([INPUT_GRADIENTS] if shape.has_input_gradients else [])],
             constants=convolution_source(shape, cores),
         )
+        # Sums of weights are in the order of (F, K, K, C).
+        weights = torch.arange(shape.filters * shape.channels * shape.kernel**2, dtype=torch.int32)
+        sizes = shape.filters, shape.channels, shape.kernel, shape.kernel
+        biases = torch.arange(shape.filters, dtype=torch.int32) + len(weights)
+        out_indices = torch.cat([weights.view(sizes).movedim(1, -1).flatten(), biases])
+        self._sum_parts = column_sums_launch(functions, PARTS, out_indices.to(functions.device))
         self._launches: dict[tuple[str, int], Launch] = {}
         self._lock = threading.Lock()  # threads that train on one device share the launches
 
@@ -217,8 +224,11 @@ class ConvolutionKernels:
         given = {"gradients": _aligned(gradients), "outputs": None if outputs is None else _aligned(outputs)}
         tensors = {"images": _aligned(images), **given, "sums": sums}
         self._launch("convolution_weight_gradients", launch, num_images=len(images), **tensors)
-        weight, bias = sums.sum(0).split((size, shape.filters))
-        return weight.view(shape.filters, shape.kernel, shape.kernel, shape.channels).movedim(-1, 1), bias
+        found = torch.empty_like(sums[0])
+        with self._lock:
+            self._sum_parts(parts=sums, out=found)
+        weight, bias = found.split((size, shape.filters))
+        return weight.view(shape.filters, shape.channels, shape.kernel, shape.kernel), bias
 
     def _multiply(self, kernel: str, num_images: int, most: int, size: str, arguments: Mapping[str, object]) -> None:
         """Launch a product, with up to ``most`` images at a time, so that all blocks have nearly as many."""

@@ -26,14 +26,21 @@ from gpu_vecenv.train.learner_kernels import RowGather, clip_grad_norm_launch, s
 from gpu_vecenv.train.networks import ActorCritic
 from gpu_vecenv.train.normalizer_kernels import NormalizerUpdate, obs_update, reward_update, state_update
 from gpu_vecenv.train.normalizers import ValueNorm
-from gpu_vecenv.train.optimizer import adam_launch, num_squares, sum_parts_launch
+from gpu_vecenv.train.optimizer import (
+    adam_launch,
+    adam_launch_by_addresses,
+    few_squares,
+    num_squares,
+    sum_parts_launch,
+    sum_squares_launch,
+)
 from gpu_vecenv.train.perceptron import FlatTensors, is_plain
 from gpu_vecenv.train.policy import Policy
 from gpu_vecenv.train.policy_kernels import GradientsCall, PolicyKernels
 from gpu_vecenv.train.rollout_context import RolloutContext
 from gpu_vecenv.train.rollout_storage import Rollout
 from gpu_vecenv.train.sequences import RecurrentStates, Sequences, agents_together, block_shuffle, first_samples
-from gpu_vecenv.train.torch_optimizers import RAdam, SkippedSteps, make_optimizer
+from gpu_vecenv.train.torch_optimizers import ParameterAddresses, RAdam, SkippedSteps, make_optimizer
 from gpu_vecenv.train.value_norm import ValueNormUpdate
 
 ADAM_STATE = ("exp_avg", "exp_avg_sq", "step")  # the state's tensors, by their names in torch
@@ -174,11 +181,14 @@ class Learner(ABC, Generic[ConfigT]):
         # Of each parameter: callers may freeze some later.
         self._trainable, self.trainable = [True] * len(sizes), torch.ones(len(sizes), dtype=torch.bool, device=device)
         self.optimizer = make_optimizer(self.parameters, config, self.learning_rate)
+        # Of an optimizer whose steps are kernels that find parameters and state by their addresses.
+        self._addresses: ParameterAddresses | None = None
         if config.optimizer == "adam":  # torch.amp.GradScaler's attribute: where it is 1, Adam changes nothing
             self.optimizer.found_inf = self.skip_update  # type: ignore[attr-defined]
         elif isinstance(self.optimizer, RAdam):
             skips = {"skip_update": self.skip_update, "trainable": self.trainable}
             self.optimizer.use_kernels(functions, self.flat_grad, **skips)
+            self._addresses = self.optimizer.addresses
         else:
             SkippedSteps(self.optimizer, self.parameters, self.skip_update, self.trainable)
         self.metric_sums = torch.zeros(len(self.loss_metrics) + 1, device=device)  # the last one counts skipped updates
@@ -205,35 +215,51 @@ class Learner(ABC, Generic[ConfigT]):
             critic_max_grad_norm=critic_limit,
             **step_settings,
         )
+        self._is_trainable = torch.ones_like(flat, dtype=torch.bool)  # of its columns
+        count = few_squares(len(self.flat_grad)) if kernels is None else num_squares(len(flat))
+        self._squares = torch.zeros(count, dtype=torch.float64, device=device)
         if kernels is not None:
             self._gradients, parts = self.kernel_gradients(kernels, minibatch)
-            self._is_trainable = torch.ones_like(flat, dtype=torch.bool)  # of its columns
-            self._squares = torch.zeros(num_squares(len(flat)), dtype=torch.float64, device=device)
-            sums: dict[str, Any] = {
-                "trainable": self._is_trainable,
-                "out": flat,
-                "squares": self._squares,
-                "num_squared": len(self.flat_grad),
-                "skip_update": self.skip_update,
-            }
-            self._sum_parts = sum_parts_launch(functions, parts, **sums)
-            self._sum_squares = sum_parts_launch(functions, flat[None], **sums)
-        self._adam: Launch | None = None
-        if kernels is not None and config.optimizer == "adam":
-            of_adam = self._adam_states()
-            self._adam_state = {name: FlatTensors([state[name] for state in of_adam]) for name in ADAM_STATE}
-            self._adam = adam_launch(
+            self._sum_parts = sum_parts_launch(
                 functions,
-                parameters=kernels.parameters.flat,
-                gradient=self.flat_grad,
+                parts,
+                trainable=self._is_trainable,
+                out=flat,
                 squares=self._squares,
-                exp_avg=self._adam_state["exp_avg"].flat,
-                exp_avg_sq=self._adam_state["exp_avg_sq"].flat,
-                steps=self._adam_state["step"].flat,
-                metrics=self.metrics,
-                eps=config.adam_epsilon,
-                **step_settings,
+                num_squared=len(self.flat_grad),
+                skip_update=self.skip_update,
             )
+        self._adam: Launch | None = None
+        self._adam_state: dict[str, FlatTensors] = {}
+        if config.optimizer == "adam" and critic_limit is None:
+            self._sum_squares = sum_squares_launch(
+                functions,
+                self.flat_grad,
+                trainable=self._is_trainable[: len(self.flat_grad)],
+                squares=self._squares,
+                skip_update=self.skip_update,
+            )
+            of_adam: dict[str, Any] = {
+                "gradient": self.flat_grad,
+                "squares": self._squares,
+                "metrics": self.metrics,
+                "eps": config.adam_epsilon,
+                **step_settings,
+            }
+            if kernels is None:
+                self._addresses = own = ParameterAddresses(self.optimizer, self.parameters)
+                self._adam = adam_launch_by_addresses(functions, own.table, own.sizes, **of_adam)
+            else:
+                adam_states = self._adam_states()
+                self._adam_state = {name: FlatTensors([state[name] for state in adam_states]) for name in ADAM_STATE}
+                self._adam = adam_launch(
+                    functions,
+                    parameters=kernels.parameters.flat,
+                    exp_avg=self._adam_state["exp_avg"].flat,
+                    exp_avg_sq=self._adam_state["exp_avg_sq"].flat,
+                    steps=self._adam_state["step"].flat,
+                    **of_adam,
+                )
         self.explained_variance = torch.zeros((), device=device)
         self._explain_variance = explained_variance_launch(
             functions, self.indices, rollout.returns, rollout.advantages, rollout.learned, out=self.explained_variance
@@ -331,19 +357,18 @@ class Learner(ABC, Generic[ConfigT]):
         self._clock = None
         self._set_grads()
         self.optimizer.param_groups[0]["lr"] = self.learning_rate  # optimizer.load_state_dict replaces the tensors
-        if isinstance(self.optimizer, RAdam):
-            self.optimizer.adopt()
-        if self._adam is not None:
+        if self._addresses is not None:
+            self._addresses.adopt()
+        if self._adam_state:
             states = self._adam_states()
             for name, flat in self._adam_state.items():
                 flat.adopt([state[name] for state in states])
         trainable = [p.requires_grad for p in self.parameters]
         if trainable != self._trainable:
             self.trainable.copy_(torch.tensor(trainable))
-            if self.kernels is not None:
-                parts = self._is_trainable[: len(self.flat_grad)].split([p.numel() for p in self.parameters])
-                for part, learns in zip(parts, trainable, strict=True):
-                    part.fill_(learns)
+            parts = self._is_trainable[: len(self.flat_grad)].split([p.numel() for p in self.parameters])
+            for part, learns in zip(parts, trainable, strict=True):
+                part.fill_(learns)
             self._trainable = trainable
 
     def enqueued(self, iteration: int) -> None:
@@ -497,13 +522,14 @@ class Learner(ABC, Generic[ConfigT]):
 
     def optimizer_step(self) -> None:
         """Clip the gradient; one step of the optimizer, unless the update is skipped."""
-        if self._adam is not None and self.uses_kernels:
-            if self.world.size > 1:  # the gradient is an average, no longer the sum of this process's parts
-                self._sum_squares()
-            self._adam()
+        if self._adam is None:
+            self.clip_grad_norm()
+            self.optimizer.step()
             return
-        self.clip_grad_norm()
-        self.optimizer.step()
+        if self.world.size > 1 or not self.uses_kernels:
+            # The gradient is an average, or torch's: no sum of parts, whose squares are known.
+            self._sum_squares()
+        self._adam()
 
     def update_normalizers(self) -> None:
         """Update the normalizers, once an iteration: within one, observations are always normalised alike.

@@ -30,6 +30,7 @@ from gpu_vecenv.train.rollout_storage import Rollout
 ADVANTAGE_BLOCK = 64  # threads per block: a column is a loop over all steps, and columns are few for a GPU
 LOSS_BLOCK = 128  # threads per block; the same as LOSS_BLOCK in learner.cu
 SHUFFLE_BLOCK = 256  # threads per block; the same as SHUFFLE_BLOCK in minibatch.cu
+GATHER_BLOCK, WORDS_IN_FLIGHT = 256, 4  # threads per block, words of a thread; the same as in minibatch.cu
 TILE_ROWS = 1024  # whose moments a block adds up; the same as TILE_ROWS in minibatch.cu
 
 _STEPS = ("num_steps", "columns")
@@ -70,8 +71,9 @@ GATHER_ROWS = KernelSignature(
     (
         Array("table", None, const=True, strided=True),
         Scalar("stride", i64),  # bytes from one row of the table to the next
-        Scalar("bytes", i64),  # of a row
+        Scalar("words", i32),  # of a row
         Scalar("word", i32),  # bytes that are copied at once
+        Scalar("block_rows", i32),
         Array("indices", i64, const=True, shape=("rows",)),
         Array("out", None),
         Scalar("rows", i64),
@@ -345,19 +347,28 @@ class RowGather:
         self.table = table
         size, self._shape = table.element_size(), table.shape[1:]
         self._bytes, self._stride = self._shape.numel() * size, table.stride(0) * size
-        shape = LaunchShape(most, work=most * max(1, self._bytes // 4))
-        self._launch = _minibatch_program(functions).prepare(
-            "gather_rows", shape, stride=self._stride, bytes=self._bytes
-        )
+        # Where results are, their memory begins at a multiple of 16 bytes.
+        blocks = -(-most // self._block_rows(self._word(table.data_ptr())))
+        block = {"threads_per_item": GATHER_BLOCK, "threads_per_block": GATHER_BLOCK}
+        shape = LaunchShape(blocks, **block, work=most * max(1, self._bytes // 4))
+        self._launch = _minibatch_program(functions).prepare("gather_rows", shape, stride=self._stride)
+
+    def _word(self, *addresses: int) -> int:
+        """Bytes to copy at once, of rows at these addresses."""
+        return next(w for w in (16, 4, 1) if all(x % w == 0 for x in (*addresses, self._bytes, self._stride)))
+
+    def _block_rows(self, word: int) -> int:
+        """Rows of a block: so many that no thread loads its words one after the other."""
+        return max(1, GATHER_BLOCK * WORDS_IN_FLIGHT // max(1, self._bytes // word))
 
     def __call__(self, indices: torch.Tensor) -> torch.Tensor:
         """The rows at ``indices`` (rows,) int64: (rows, *shape), contiguous."""
         if self._bytes == 0 or not self.table[0].is_contiguous():
             return self.table.index_select(0, indices)
         out = torch.empty((len(indices), *self._shape), dtype=self.table.dtype, device=self.table.device)
-        addresses = self.table.data_ptr(), out.data_ptr()
-        word = next(w for w in (16, 4, 1) if all(x % w == 0 for x in (*addresses, self._bytes, self._stride)))
-        self._launch(table=self.table, word=word, indices=indices, out=out, rows=len(indices))
+        word = self._word(self.table.data_ptr(), out.data_ptr())
+        sizes = {"word": word, "words": self._bytes // word, "block_rows": self._block_rows(word)}
+        self._launch(table=self.table, indices=indices, out=out, rows=len(indices), **sizes)
         return out
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -59,9 +60,42 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, parameters: Sequence[tor
     return [x for p in parameters for _, x in sorted(optimizer.state[p].items()) if isinstance(x, torch.Tensor)]
 
 
+class ParameterAddresses:
+    """Where parameters and their state are in memory, for kernels that change them in place.
+
+    Attributes:
+        table: (n, 4) int64, of n parameters the addresses of values, ``exp_avg``, ``exp_avg_sq`` and ``step``.
+        sizes: Elements of each parameter.
+
+    Args:
+        optimizer: torch's Adam or RAdam, with all of its state.
+        parameters: Those of the optimizer, float32.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> None:
+        self._optimizer, self._parameters = optimizer, parameters
+        self.sizes = [p.numel() for p in parameters]
+        self.table = torch.zeros((len(parameters), 4), dtype=torch.int64, device=parameters[0].device)
+        self._known = list[list[int]]()
+        self.adopt()
+
+    def adopt(self) -> None:
+        """Read the addresses again: a caller may have put other tensors in the place of parameters or state."""
+        names = "exp_avg", "exp_avg_sq", "step"
+        tensors = [[p, *(self._optimizer.state[p][name] for name in names)] for p in self._parameters]
+        for tensor in itertools.chain(*tensors):
+            if not tensor.is_contiguous():  # elements of the gradient are in this order
+                tensor.data = tensor.detach().contiguous()
+        own = [[tensor.data_ptr() for tensor in of_one] for of_one in tensors]
+        if own != self._known:
+            self.table.copy_(torch.tensor(own))
+            self._known = own
+
+
 class RAdam(torch.optim.RAdam):
     """torch's, whose steps are two launches after ``use_kernels``, in place of some hundred."""
 
+    addresses: ParameterAddresses | None = None
     _launches: Sequence[Launch] = ()
 
     def use_kernels(
@@ -72,16 +106,13 @@ class RAdam(torch.optim.RAdam):
         skip_update: torch.Tensor,
         trainable: torch.Tensor,
     ) -> None:
-        """Let kernels take the steps, see ``radam_launches``. All parameters are contiguous and have their state."""
+        """Let kernels take the steps, see ``radam_launches``. All parameters have their state."""
         group = self.param_groups[0]
-        self._parameters: list[torch.Tensor] = group["params"]
-        self._known = list[list[int]]()
-        self._addresses = torch.zeros((len(self._parameters), 4), dtype=torch.int64, device=gradient.device)
-        self.adopt()
+        self.addresses = ParameterAddresses(self, group["params"])
         self._launches = radam_launches(
             functions,
-            self._addresses,
-            [p.numel() for p in self._parameters],
+            self.addresses.table,
+            self.addresses.sizes,
             gradient=gradient,
             trainable=trainable,
             skip_update=skip_update,
@@ -89,14 +120,6 @@ class RAdam(torch.optim.RAdam):
             betas=group["betas"],
             eps=group["eps"],
         )
-
-    def adopt(self) -> None:
-        """Let the kernels change the parameters and the state, whose tensors a caller may have replaced."""
-        names = "exp_avg", "exp_avg_sq", "step"
-        own = [[p.data_ptr(), *(self.state[p][name].data_ptr() for name in names)] for p in self._parameters]
-        if own != self._known:
-            self._addresses.copy_(torch.tensor(own))
-            self._known = own
 
     def step(self, closure: Any = None) -> Any:
         """A step; see ``torch.optim.Optimizer.step``."""

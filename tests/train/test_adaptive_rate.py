@@ -1,4 +1,4 @@
-"""A learning rate that follows the KL divergence, on the device: its rule in both kernels, logs, resumed runs."""
+"""A learning rate that follows the KL divergence, on the device: its rule in all kernels, logs, resumed runs."""
 
 import dataclasses
 import itertools
@@ -12,11 +12,12 @@ import gpu_vecenv
 from gpu_vecenv import PPOConfig, Trainer
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.learner_kernels import clip_grad_norm_launch
-from gpu_vecenv.train.optimizer import adam_launch
+from gpu_vecenv.train.optimizer import adam_launch, adam_launch_by_addresses
 from gpu_vecenv.train.ppo import adapted_rate
 
 RULE = PPOConfig(desired_kl=0.01, least_learning_rate=1e-4, most_learning_rate=1e-3)
 DIVERGENCES = [0.0, -1e-9, 1e-9, 0.004, 0.00501, 0.01, 0.0199, 0.021, 5.0, float("nan")]
+KERNELS = ["clip_grad_norm", "adam_step", "adam_step_by_addresses"]
 FOLLOWS = {"desired_kl": 0.01, "rate_limits": (1e-4, 1e-3)}
 
 
@@ -37,8 +38,12 @@ def step_of(functions, kernel, rate, kl, rule, skip_update=0.0):
         return tensors["learning_rate"].item(), None
     moments = torch.zeros((2, 1), device=device)
     state = {"exp_avg": moments[0], "exp_avg_sq": moments[1], "steps": torch.zeros(1, device=device)}
-    squares = torch.ones(1, dtype=torch.float64, device=device)
-    adam_launch(functions, parameters=parameter, gradient=gradient, squares=squares, **state, **settings)()
+    settings |= {"gradient": gradient, "squares": torch.ones(1, dtype=torch.float64, device=device)}
+    if kernel == "adam_step":
+        adam_launch(functions, parameters=parameter, **state, **settings)()
+    else:
+        addresses = torch.tensor([[x.data_ptr() for x in (parameter, *state.values())]], device=device)
+        adam_launch_by_addresses(functions, addresses, [1], **settings)()
     return tensors["learning_rate"].item(), parameter.item()
 
 
@@ -52,12 +57,12 @@ def check_rule(functions, kernel):
         assert step_of(functions, kernel, rate, kl, {})[0] == pytest.approx(rate, rel=1e-7)
 
 
-@pytest.mark.parametrize("kernel", ["clip_grad_norm", "adam_step"])
+@pytest.mark.parametrize("kernel", KERNELS)
 def test_the_rate_of_a_step_follows_its_divergence(kernel, functions):
     check_rule(functions, kernel)
 
 
-@pytest.mark.parametrize("kernel", ["clip_grad_norm", "adam_step"])
+@pytest.mark.parametrize("kernel", KERNELS)
 def test_emulated_cuda_threads_follow_it_too(kernel, emulated):
     check_rule(emulated, kernel)
 

@@ -139,7 +139,7 @@ def places_of(rows, number, device):
     return torch.randint(rows, (number,), generator=torch.Generator().manual_seed(1)).to(device)
 
 
-SHAPES = [(), (1,), (3,), (4,), (5,), (16,), (20,), (71,), (4, 5, 3), (33, 4), (300,)]
+SHAPES = [(), (1,), (3,), (4,), (5,), (16,), (20,), (71,), (4, 5, 3), (33, 4), (300,), (1029,), (4100,)]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -175,12 +175,19 @@ def test_fewer_rows_than_the_most(functions, device):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.uint8])
-@pytest.mark.parametrize("shape", [(1,), (4,), (5,), (20,), (71,), (160,)], ids=str)
+@pytest.mark.parametrize("shape", [(1,), (4,), (5,), (20,), (71,), (160,), (1029,), (4100,)], ids=str)
 def test_emulated_cuda_threads_gather_like_the_host(shape, dtype, emulated):
-    table = table_of(50, shape, dtype, "cpu")
-    for number in (1, 32, 300):
-        indices = places_of(50, number, "cpu")
-        assert gathered(emulated, table, indices).equal(table[indices])
+    whole = table_of(50, (*shape[:-1], shape[-1] + 7), dtype, "cpu")
+    for table in (table_of(50, shape, dtype, "cpu"), whole[:, 3 : 3 + shape[0]]):  # also rows that lie apart
+        for number in (1, 32, 300):
+            indices = places_of(50, number, "cpu")
+            assert gathered(emulated, table, indices).equal(table[indices])
+
+
+@pytest.mark.parametrize("most", [1, 40, 5000])
+def test_emulated_cuda_threads_gather_the_same_from_any_launch(most, emulated):
+    table, indices = table_of(50, (20,), torch.float32, "cpu"), places_of(50, 2500, "cpu")
+    assert RowGather(emulated, table, most)(indices).equal(table[indices])
 
 
 # Steps

@@ -1,4 +1,4 @@
-"""The optimizer's kernels: sums of partial gradients, and steps of Adam with a clipped gradient."""
+"""The optimizer's kernels: sums of partial gradients and of squares, and steps of Adam with a clipped gradient."""
 
 import ctypes
 
@@ -9,7 +9,16 @@ import torch
 from gpu_vecenv import FunctionManager
 from gpu_vecenv.compile.backends import symbol
 from gpu_vecenv.files import cuda_folder
-from gpu_vecenv.train.optimizer import KERNELS, adam_launch, num_squares, sum_parts_launch
+from gpu_vecenv.train.optimizer import (
+    KERNELS,
+    adam_launch,
+    adam_launch_by_addresses,
+    column_sums_launch,
+    few_squares,
+    num_squares,
+    sum_parts_launch,
+    sum_squares_launch,
+)
 
 HALF_ULP = 2.0**-24  # the largest relative error of a rounding to float32
 FINITE = [0.5, -0.25, 1.5, 0.01, 0.125]
@@ -131,15 +140,82 @@ def test_columns_that_cannot_learn_have_no_gradient(functions):
     assert sums.squares.sum().item() == pytest.approx((expected.astype(np.float64) ** 2).sum(), rel=1e-14)
 
 
-def test_the_squares_of_one_row_replace_those_of_the_parts(functions):
-    """As after an average over processes, in place."""
-    gradient = torch.from_numpy(parts_of(1, 70)).to(functions.device)
-    sums = Sums(functions, parts_of(5, 70))
-    before = gradient.clone()
-    written = {"trainable": sums.trainable, "out": gradient[0], "squares": sums.squares}
-    sum_parts_launch(functions, gradient, **written, num_squared=70)()
-    assert gradient.equal(before)
-    torch.testing.assert_close(sums.squares.sum(), gradient.double().square().sum(), rtol=1e-14, atol=0)
+def check_order(functions, rows, columns):
+    """Two calls with other tensors, as the gradients of a layer have."""
+    random = np.random.default_rng(columns)
+    out_indices = random.permutation(columns).astype(np.int32)
+    launch = column_sums_launch(functions, rows, torch.from_numpy(out_indices).to(functions.device))
+    for factor in (1, 3):
+        parts = factor * parts_of(rows, columns)
+        out = torch.full((columns,), NAN, device=functions.device)
+        launch(parts=torch.from_numpy(parts).to(functions.device), out=out)
+        assert out.cpu().numpy()[out_indices].tobytes() == sum_in_order(parts).tobytes()
+
+
+@pytest.mark.parametrize(("rows", "columns"), SHAPES)
+def test_sums_of_columns_are_stored_in_another_order(rows, columns, functions):
+    check_order(functions, rows, columns)
+
+
+def test_emulated_cuda_threads_store_sums_in_another_order(emulated):
+    check_order(emulated, 65, 100)
+
+
+class Squares:
+    """A launch that sums the squares of a gradient, of which every seventh element cannot learn, and what it writes."""
+
+    def __init__(self, functions, size, count):
+        device = functions.device
+        self.before = torch.from_numpy(parts_of(1, size)[0]).to(device)
+        self.before[::7] = NAN  # not even this counts
+        self.gradient = self.before.clone()
+        self.trainable = (torch.arange(size) % 7 != 0).to(device)
+        self.squares, self.skip_update = torch.full((count,), NAN, dtype=torch.float64), torch.zeros(())
+        self.squares, self.skip_update = self.squares.to(device), self.skip_update.to(device)
+        written = {"trainable": self.trainable, "squares": self.squares, "skip_update": self.skip_update}
+        self.launch = sum_squares_launch(functions, self.gradient, **written)
+
+    @property
+    def written(self):
+        return self.gradient, self.squares
+
+
+COUNTS = [(1, 1), (7, 3), (256, 1), (257, 2), (5000, 20), (5000, 157), (20000, 1), (10, 9)]  # also with empty parts
+
+
+@pytest.mark.parametrize(("size", "count"), [*COUNTS, (10**6, few_squares(10**6))])
+def test_squares_of_a_gradient_are_summed_part_after_part(size, count, functions):
+    sums = Squares(functions, size, count)
+    sums.launch()
+    expected = torch.where(sums.trainable, sums.before, 0)
+    assert bits(sums.gradient) == bits(expected)
+    width = -(-size // count)
+    squares = torch.nn.functional.pad(expected.double().square(), (0, width * count - size)).view(count, width).sum(1)
+    # Each sum of squares in double has an order of its own.
+    torch.testing.assert_close(sums.squares, squares, rtol=1e-13, atol=0)
+
+
+def test_no_squares_are_summed_of_a_skipped_update(functions):
+    sums = Squares(functions, 600, 3)
+    sums.skip_update.fill_(1)
+    sums.launch()
+    assert bits(sums.gradient) == bits(sums.before) and sums.squares.isnan().all()
+
+
+@pytest.mark.parametrize(("size", "count"), COUNTS)
+def test_emulated_cuda_threads_sum_squares_like_the_host(size, count, emulated):
+    host, other = Squares(FunctionManager("cpu"), size, count), Squares(emulated, size, count)
+    host.launch(), other.launch()
+    assert bits(*host.written) == bits(*other.written)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_any_number_of_host_threads_sums_the_same_squares(workers):
+    functions = FunctionManager("cpu")
+    sums, whole = Squares(functions, 5000, 20), Squares(functions, 5000, 20)
+    on_workers(functions, "sum_squares", sums.launch, workers)
+    whole.launch()
+    assert bits(*sums.written) == bits(*whole.written)
 
 
 # Steps
@@ -173,11 +249,15 @@ class Adam:
         self.squares = torch.zeros(num_squares(size), dtype=torch.float64, device=device)
         tensors = {name: value for name, value in vars(self).items() if isinstance(value, torch.Tensor)}
         del tensors["gradient_scale"]
-        trainable = torch.ones(size, dtype=torch.bool, device=device)
-        written = {"trainable": trainable, "out": self.gradient, "squares": self.squares}
-        self.square = sum_parts_launch(functions, self.gradient[None], **written, num_squared=size)
-        settings = {"max_grad_norm": max_grad_norm, "target_kl": target_kl, "kl_index": KL, "betas": betas}
-        self.launch = adam_launch(functions, **tensors, **settings, **rates)
+        written = {"trainable": torch.ones(size, dtype=torch.bool, device=device), "squares": self.squares}
+        self.square = sum_squares_launch(
+            functions, self.gradient, **written, skip_update=torch.zeros_like(self.steps[0])
+        )
+        settings = {"max_grad_norm": max_grad_norm, "target_kl": target_kl, "kl_index": KL, "betas": betas, **rates}
+        self.launch = self.prepared(functions, tensors, settings)
+
+    def prepared(self, functions, tensors, settings):
+        return adam_launch(functions, **tensors, **settings)
 
     def draw(self):
         gradient = torch.randn(len(self.gradient), generator=self.random) * self.gradient_scale
@@ -191,6 +271,37 @@ class Adam:
     @property
     def written(self):
         return *self.updated, self.metric_sums, self.skip_update
+
+
+class AdamByAddresses(Adam):
+    """The same, of parameters that are tensors of their own, between which nothing is written."""
+
+    def prepared(self, functions, tensors, settings):
+        left, sizes = len(self.gradient), list[int]()
+        for count in (1, 300, 0, 256, 255, 512):
+            if count <= left:
+                sizes.append(count)
+                left -= count
+        sizes.append(left)
+        flat = [tensors.pop(name) for name in ("parameters", "exp_avg", "exp_avg_sq")]
+        steps = tensors.pop("steps")
+        # Each parameter is followed by ten numbers that are no parameter's.
+        self.kept = [torch.full((len(self.gradient) + 10 * len(sizes),), 7.0, device=functions.device) for _ in flat]
+        pairs = [count for size in sizes for count in (size, 10)]
+        self.parts = [kept.split(pairs) for kept in self.kept]
+        for parts, values in zip(self.parts, flat, strict=True):
+            for part, own in zip(parts[::2], values.split(sizes), strict=True):
+                part.copy_(own)
+        self.own_steps = [steps[0].clone() for _ in sizes]
+        tensors_of = zip(*(parts[::2] for parts in self.parts), self.own_steps, strict=True)
+        addresses = torch.tensor([[x.data_ptr() for x in own] for own in tensors_of]).to(functions.device)
+        return adam_launch_by_addresses(functions, addresses, sizes, **tensors, **settings)
+
+    @property
+    def updated(self):
+        assert all(gap.eq(7).all() for parts in self.parts for gap in parts[1::2])
+        assert len({step.item() for step in self.own_steps}) == 1
+        return *(torch.cat(parts[::2]) for parts in self.parts), self.own_steps[0].expand(3)
 
 
 def torch_step(gradient, learning_rate, betas, parameters, exp_avg, exp_avg_sq, steps):
@@ -268,6 +379,42 @@ def test_emulated_cuda_threads_step_like_the_host(size, emulated):
         assert adam.steps.tolist() == [2, 2, 2] and adam.skip_update == 1
         runs.append(bits(*adam.written))
     assert runs[0] == runs[1]
+
+
+def check_addresses(functions, size):
+    """Steps with parameters that lie apart have the bits of those with parameters in one tensor."""
+    runs = []
+    for kind in (Adam, AdamByAddresses):
+        adam = kind(functions, size, start=9, target_kl=0.02, desired_kl=0.004)
+        for kl in (0.01, 0.001, 0.03, 0.01):  # the last two are skipped
+            adam.draw()
+            adam.metrics[KL] = kl
+            adam.launch()
+        assert adam.updated[3].tolist() == [11] * 3 and adam.skip_update == 1
+        runs.append(bits(*adam.written, adam.learning_rate))
+    assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize("size", [*SIZES, 10**6])
+def test_parameters_may_be_anywhere(size, functions):
+    check_addresses(functions, size)
+
+
+@pytest.mark.parametrize("size", [1, 600, 5000])
+def test_emulated_cuda_threads_find_parameters_anywhere(size, emulated):
+    check_addresses(emulated, size)
+
+
+@pytest.mark.parametrize("workers", [2, 5])
+def test_any_number_of_host_threads_finds_the_parameters(workers):
+    functions = FunctionManager("cpu")
+    one, many = AdamByAddresses(functions, 3000), AdamByAddresses(functions, 3000)
+    for _ in range(3):
+        one.draw()
+        many.draw()
+        one.launch()
+        on_workers(functions, "adam_step_by_addresses", many.launch, workers)
+    assert bits(*one.written) == bits(*many.written)
 
 
 @pytest.mark.parametrize("workers", [2, 5])

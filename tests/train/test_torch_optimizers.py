@@ -1,5 +1,6 @@
 """Optimizers other than Adam: steps are torch's, skipped ones and frozen weights change nothing, runs resume."""
 
+import copy
 import dataclasses
 
 import pytest
@@ -48,7 +49,7 @@ def learner_of(name, device, **changes):
 def step(learner, gradient, metrics=0.0):
     learner.flat_grad.copy_(gradient)
     learner.metrics.fill_(metrics)
-    if learner.uses_kernels:
+    if learner.uses_kernels and learner._adam is not None:
         learner._sum_squares()  # of which the kernel of Adam computes the norm
     learner.optimizer_step()
 
@@ -153,6 +154,50 @@ def test_weights_that_are_transposed_in_memory_are_trained_alike(name, device):
         found.append([p.detach() for p in network.parameters()])
         assert not network.weight.cpu().equal(before)
     assert equal_bits(*found)
+
+
+def transposed_trainer(name, device):
+    env = gpu_vecenv.make("cartpole", 8, device)
+    return Trainer(env, config_of(name), policies={"agent": PolicySpec(network=Transposed(True))})
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("name", ["adam", "radam"])
+def test_tensors_that_a_caller_replaces_are_those_that_steps_change(name, transposed, device):
+    """Of a network whose gradients torch computes: weights, and the optimizer's state."""
+    trainer, other = (transposed_trainer(name, device) for _ in range(2))
+    for each in (trainer, other):
+        each.train_iteration()
+    learner, changed = trainer.learners["agent"], other.learners["agent"]
+    weight = other.policies["agent"].network.weight
+    replaced = [weight.detach(), *changed.state().values()]  # kept, so that their memory gets no other use
+    changed.optimizer.load_state_dict(copy.deepcopy(learner.optimizer.state_dict()))
+    weight.data = weight.detach().T.contiguous().T if transposed else weight.detach().clone()
+    if transposed:
+        state = changed.optimizer.state[weight]
+        state["exp_avg"] = state["exp_avg"].T.contiguous().T
+    for _ in range(2):
+        for each in (trainer, other):
+            each.train_iteration()
+        assert equal_bits(state_of(learner), state_of(changed))
+    assert not equal_bits(replaced[:1], [weight])
+
+
+def test_gradients_of_weights_that_a_caller_freezes_count_in_no_norm(device):
+    """Also where a graph that was captured before still computes them."""
+    trainer = transposed_trainer("adam", device)
+    trainer.begin_iteration()
+    (learner,) = trainer.learners.values()
+    assert not learner.uses_kernels
+    learner.parameters[1].requires_grad_(False)
+    learner.prepare_update(trainer.iteration)
+    learner.begin_update()
+    before = [p.detach().clone() for p in learner.parameters]
+    step(learner, torch.ones_like(learner.flat_grad))
+    same = [p.equal(old) for p, old in zip(learner.parameters, before, strict=True)]
+    assert same == [k == 1 for k in range(len(before))]
+    learns = len(learner.flat_grad) - before[1].numel()
+    assert learner.metric_sums[-2].item() == pytest.approx(learns**0.5, rel=1e-6)
 
 
 @pytest.mark.parametrize("name", OPTIONS)
