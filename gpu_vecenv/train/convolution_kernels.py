@@ -140,9 +140,9 @@ def _bank_pitch(n: int) -> int:
     return (n + 7) // 16 * 16 + 8
 
 
-def _aligned(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, or a copy, where kernels may load 16 bytes at a time."""
-    return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
+def _aligned(**tensors: torch.Tensor | None) -> dict[str, torch.Tensor | None]:
+    """The tensors, or copies, where kernels may load 16 bytes at a time."""
+    return {name: x if x is None or x.data_ptr() % 16 == 0 else x.clone() for name, x in tensors.items()}
 
 
 def convolution_source(shape: ConvolutionShape, cores: TensorCores) -> str:
@@ -193,7 +193,7 @@ class ConvolutionKernels:
     ) -> torch.Tensor:
         """Images (N, H, W, C), weight (F, C, K, K) and bias (F,) -> (N, H', W', F), with a ReLU or without."""
         outputs = images.new_empty((len(images), *self.shape.outputs, self.shape.filters))
-        tensors = {"images": _aligned(images), "weights": weight, "biases": bias, "outputs": outputs, "relu": int(relu)}
+        tensors = {**_aligned(images=images), "weights": weight, "biases": bias, "outputs": outputs, "relu": int(relu)}
         self._multiply("convolution_forward", len(images), self._forward_images, "FORWARD_BYTES", tensors)
         return outputs
 
@@ -208,7 +208,7 @@ class ConvolutionKernels:
             outputs: Those of ``forward`` with a ReLU, None without.
         """
         of_inputs = gradients.new_empty((len(gradients), *self.shape.image, self.shape.channels))
-        given = {"gradients": _aligned(gradients), "outputs": None if outputs is None else _aligned(outputs)}
+        given = _aligned(gradients=gradients, outputs=outputs)
         tensors = {**given, "weights": weight, "input_gradients": of_inputs}
         self._multiply("convolution_input_gradients", len(gradients), self._back_images, "BACK_BYTES", tensors)
         return of_inputs
@@ -221,9 +221,8 @@ class ConvolutionKernels:
         size = shape.filters * shape.channels * shape.kernel**2
         sums = images.new_empty((PARTS, size + shape.filters))
         launch = LaunchShape(PARTS * WEIGHT_THREADS, 1, WEIGHT_THREADS, self._bytes["WEIGHT_BYTES"])
-        given = {"gradients": _aligned(gradients), "outputs": None if outputs is None else _aligned(outputs)}
-        tensors = {"images": _aligned(images), **given, "sums": sums}
-        self._launch("convolution_weight_gradients", launch, num_images=len(images), **tensors)
+        given = _aligned(images=images, gradients=gradients, outputs=outputs)
+        self._launch("convolution_weight_gradients", launch, **given, sums=sums, num_images=len(images))
         found = torch.empty_like(sums[0])
         with self._lock:
             self._sum_parts(parts=sums, out=found)

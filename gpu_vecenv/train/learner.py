@@ -40,7 +40,14 @@ from gpu_vecenv.train.policy_kernels import GradientsCall, PolicyKernels
 from gpu_vecenv.train.rollout_context import RolloutContext
 from gpu_vecenv.train.rollout_storage import Rollout
 from gpu_vecenv.train.sequences import RecurrentStates, Sequences, agents_together, block_shuffle, first_samples
-from gpu_vecenv.train.torch_optimizers import ParameterAddresses, RAdam, SkippedSteps, make_optimizer
+from gpu_vecenv.train.torch_optimizers import (
+    KeptTensors,
+    RAdam,
+    SkippedSteps,
+    address_table,
+    make_optimizer,
+    optimizer_tensors,
+)
 from gpu_vecenv.train.value_norm import ValueNormUpdate
 
 ADAM_STATE = ("exp_avg", "exp_avg_sq", "step")  # the state's tensors, by their names in torch
@@ -181,14 +188,11 @@ class Learner(ABC, Generic[ConfigT]):
         # Of each parameter: callers may freeze some later.
         self._trainable, self.trainable = [True] * len(sizes), torch.ones(len(sizes), dtype=torch.bool, device=device)
         self.optimizer = make_optimizer(self.parameters, config, self.learning_rate)
-        # Of an optimizer whose steps are kernels that find parameters and state by their addresses.
-        self._addresses: ParameterAddresses | None = None
         if config.optimizer == "adam":  # torch.amp.GradScaler's attribute: where it is 1, Adam changes nothing
             self.optimizer.found_inf = self.skip_update  # type: ignore[attr-defined]
         elif isinstance(self.optimizer, RAdam):
             skips = {"skip_update": self.skip_update, "trainable": self.trainable}
             self.optimizer.use_kernels(functions, self.flat_grad, **skips)
-            self._addresses = self.optimizer.addresses
         else:
             SkippedSteps(self.optimizer, self.parameters, self.skip_update, self.trainable)
         self.metric_sums = torch.zeros(len(self.loss_metrics) + 1, device=device)  # the last one counts skipped updates
@@ -230,7 +234,6 @@ class Learner(ABC, Generic[ConfigT]):
                 skip_update=self.skip_update,
             )
         self._adam: Launch | None = None
-        self._adam_state: dict[str, FlatTensors] = {}
         if config.optimizer == "adam" and critic_limit is None:
             self._sum_squares = sum_squares_launch(
                 functions,
@@ -247,19 +250,20 @@ class Learner(ABC, Generic[ConfigT]):
                 **step_settings,
             }
             if kernels is None:
-                self._addresses = own = ParameterAddresses(self.optimizer, self.parameters)
-                self._adam = adam_launch_by_addresses(functions, own.table, own.sizes, **of_adam)
+                table = address_table(self.optimizer, self.parameters)
+                self._adam = adam_launch_by_addresses(functions, table, sizes, **of_adam)
             else:
-                adam_states = self._adam_states()
-                self._adam_state = {name: FlatTensors([state[name] for state in adam_states]) for name in ADAM_STATE}
+                moments = [self.optimizer.state[p] for p in self.parameters]
+                flat_state = {name: FlatTensors([own[name] for own in moments]).flat for name in ADAM_STATE}
                 self._adam = adam_launch(
                     functions,
                     parameters=kernels.parameters.flat,
-                    exp_avg=self._adam_state["exp_avg"].flat,
-                    exp_avg_sq=self._adam_state["exp_avg_sq"].flat,
-                    steps=self._adam_state["step"].flat,
+                    exp_avg=flat_state["exp_avg"],
+                    exp_avg_sq=flat_state["exp_avg_sq"],
+                    steps=flat_state["step"],
                     **of_adam,
                 )
+        self._kept = KeptTensors(self._parameters_and_state())
         self.explained_variance = torch.zeros((), device=device)
         self._explain_variance = explained_variance_launch(
             functions, self.indices, rollout.returns, rollout.advantages, rollout.learned, out=self.explained_variance
@@ -357,12 +361,7 @@ class Learner(ABC, Generic[ConfigT]):
         self._clock = None
         self._set_grads()
         self.optimizer.param_groups[0]["lr"] = self.learning_rate  # optimizer.load_state_dict replaces the tensors
-        if self._addresses is not None:
-            self._addresses.adopt()
-        if self._adam_state:
-            states = self._adam_states()
-            for name, flat in self._adam_state.items():
-                flat.adopt([state[name] for state in states])
+        self._kept.adopt(self._parameters_and_state())
         trainable = [p.requires_grad for p in self.parameters]
         if trainable != self._trainable:
             self.trainable.copy_(torch.tensor(trainable))
@@ -395,9 +394,9 @@ class Learner(ABC, Generic[ConfigT]):
             if p.grad is not grad:
                 p.grad = grad
 
-    def _adam_states(self) -> list[dict[str, torch.Tensor]]:
-        """Adam's, of each parameter."""
-        return [self.optimizer.state[p] for p in self.parameters]
+    def _parameters_and_state(self) -> list[torch.Tensor]:
+        """What a step of the optimizer changes."""
+        return [*self.parameters, *optimizer_tensors(self.optimizer, self.parameters)]
 
     def update(self) -> None:
         """All epochs and minibatches of an iteration."""

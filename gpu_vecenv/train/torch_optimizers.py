@@ -60,42 +60,45 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, parameters: Sequence[tor
     return [x for p in parameters for _, x in sorted(optimizer.state[p].items()) if isinstance(x, torch.Tensor)]
 
 
-class ParameterAddresses:
-    """Where parameters and their state are in memory, for kernels that change them in place.
+class KeptTensors:
+    """Tensors that stay where they are in memory, where kernels and CUDA graphs find them.
 
-    Attributes:
-        table: (n, 4) int64, of n parameters the addresses of values, ``exp_avg``, ``exp_avg_sq`` and ``step``.
-        sizes: Elements of each parameter.
+    Args:
+        tensors: Those are kept.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._kept = [tensor.detach() for tensor in tensors]
+
+    def adopt(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Move tensors that a caller has put in the place of the others to where these were."""
+        for tensor, kept in zip(tensors, self._kept, strict=True):
+            if tensor.data_ptr() != kept.data_ptr() or tensor.stride() != kept.stride():
+                kept.copy_(tensor.detach().clone())  # it may be another view of the same memory
+                tensor.data = kept
+
+
+def address_table(optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
+    """(n, 4) int64, of n parameters the addresses of values, ``exp_avg``, ``exp_avg_sq`` and ``step``.
+
+    Makes all of these contiguous, as elements of a gradient are.
 
     Args:
         optimizer: torch's Adam or RAdam, with all of its state.
         parameters: Those of the optimizer, float32.
     """
-
-    def __init__(self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> None:
-        self._optimizer, self._parameters = optimizer, parameters
-        self.sizes = [p.numel() for p in parameters]
-        self.table = torch.zeros((len(parameters), 4), dtype=torch.int64, device=parameters[0].device)
-        self._known = list[list[int]]()
-        self.adopt()
-
-    def adopt(self) -> None:
-        """Read the addresses again: a caller may have put other tensors in the place of parameters or state."""
-        names = "exp_avg", "exp_avg_sq", "step"
-        tensors = [[p, *(self._optimizer.state[p][name] for name in names)] for p in self._parameters]
-        for tensor in itertools.chain(*tensors):
-            if not tensor.is_contiguous():  # elements of the gradient are in this order
-                tensor.data = tensor.detach().contiguous()
-        own = [[tensor.data_ptr() for tensor in of_one] for of_one in tensors]
-        if own != self._known:
-            self.table.copy_(torch.tensor(own))
-            self._known = own
+    names = "exp_avg", "exp_avg_sq", "step"
+    tensors = [[p, *(optimizer.state[p][name] for name in names)] for p in parameters]
+    for tensor in itertools.chain(*tensors):
+        if not tensor.is_contiguous():
+            tensor.data = tensor.detach().contiguous()
+    table = torch.tensor([[tensor.data_ptr() for tensor in of_one] for of_one in tensors])
+    return table.to(parameters[0].device)
 
 
 class RAdam(torch.optim.RAdam):
     """torch's, whose steps are two launches after ``use_kernels``, in place of some hundred."""
 
-    addresses: ParameterAddresses | None = None
     _launches: Sequence[Launch] = ()
 
     def use_kernels(
@@ -106,13 +109,15 @@ class RAdam(torch.optim.RAdam):
         skip_update: torch.Tensor,
         trainable: torch.Tensor,
     ) -> None:
-        """Let kernels take the steps, see ``radam_launches``. All parameters have their state."""
+        """Let kernels take the steps, see ``radam_launches``.
+
+        All parameters have their state; all of these tensors stay where they are in memory.
+        """
         group = self.param_groups[0]
-        self.addresses = ParameterAddresses(self, group["params"])
         self._launches = radam_launches(
             functions,
-            self.addresses.table,
-            self.addresses.sizes,
+            address_table(self, group["params"]),
+            [p.numel() for p in group["params"]],
             gradient=gradient,
             trainable=trainable,
             skip_update=skip_update,

@@ -125,11 +125,17 @@ def table(contents: Mapping[str, Any]) -> Iterator[str]:
 
 
 def cell(rows: Sequence[Row], name: str) -> str:
-    """Interquartile mean with its interval, and the lowest seed; how many seeds lack the number, if some do."""
+    """Interquartile mean with its interval, and the lowest seed; how many seeds lack the number, if some do.
+
+    Of one seed the number alone.
+    """
     values = [row[name] for row in rows if row[name] is not None]
     if not values:
         return "none"
-    interval, k = bootstrap_interval(values), DIGITS[name]
+    k = DIGITS[name]
+    if len(rows) == 1:
+        return f"{values[0]:.{k}f}"
+    interval = bootstrap_interval(values)
     without = f", {len(rows) - len(values)} none" if len(values) < len(rows) else ""
     return f"{interval.value:.{k}f} [{interval.low:.{k}f}, {interval.high:.{k}f}], {min(values):.{k}f}{without}"
 

@@ -15,6 +15,7 @@ from gpu_vecenv.train.seed_statistics import bootstrap_interval
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 TEXT = (DOCS / "results.md").read_text(encoding="utf-8")
 FILE = "sample_efficient.json"
+SCRIPTS = Path(__file__).parents[1] / "gpu"
 
 
 def results(file: str) -> dict[str, Any]:
@@ -120,27 +121,20 @@ def test_the_table_of_goals_of_tag_continuous_is_what_was_measured() -> None:
     assert len(rows) == 8 and [row for row in rows if row not in TEXT] == []
 
 
-def societies() -> Iterator[str]:
-    """One line for each game and players: the four measures of each seed."""
-    digits = {"utility": 3, "equality": 2, "sustainability": 1, "peace": 2}
-    groups: dict[tuple[str, str], list[dict[str, float | None]]] = {}
-    for row in results("commons.json")["rows"]:
-        if row["common_reward"] == "none":
-            groups.setdefault((row["game"], "random"), []).append(row["random"])
-        groups.setdefault((row["game"], f"trained, `--common-reward {row['common_reward']}`"), []).append(
-            row["trained"]
-        )
-    for (game, players), found in groups.items():
-        cells = [
-            ", ".join("none" if (value := one[name]) is None else f"{value:.{k}f}" for one in found)
-            for name, k in digits.items()
-        ]
-        yield f"| {game}, {players} | {' | '.join(cells)} |"
+def test_the_tables_of_societies_are_what_was_measured() -> None:
+    with imported_script(SCRIPTS / "societies.py", "figures", "measurements") as societies:
+        for file, count in (("commons.json", 6), ("economy.json", 20)):
+            rows = list(societies.table(results(file)))
+            assert len(rows) == count and [row for row in rows if row not in TEXT] == []
 
 
-def test_the_table_of_societies_is_what_was_measured() -> None:
-    rows = list(societies())
-    assert len(rows) == 6 and [row for row in rows if row not in TEXT] == []
+def test_the_tables_of_sweeps_have_the_preset_and_the_best_trials() -> None:
+    names = "figures", "preset_runs", "results"
+    with imported_script(SCRIPTS / "preset_sweep.py", *names) as preset_sweep:
+        for sweep in results("sweeps.json")["sweeps"]:
+            _, _, _, *rows = preset_sweep.summary(sweep["game"], sweep["runs"])
+            told = [row for k, row in enumerate(rows) if k < 3 or row.startswith("| preset |")]
+            assert "\n".join(told) in TEXT and f"the best of {len(rows) - 1} others" in TEXT
 
 
 def test_each_table_names_the_commit_and_the_device_of_its_file() -> None:
@@ -152,11 +146,7 @@ def test_each_table_names_the_commit_and_the_device_of_its_file() -> None:
         assert f'"{device}' in measured and f'"{commit}"' in measured, file
 
 
-def test_what_skirmish_overcooked_and_economy_returned_is_what_was_measured() -> None:
-    for row in results("economy.json")["rows"]:
-        names = [row[key].replace("_", " ") for key in ("workers", "taxes")]
-        found = f"{row['productivity']:.0f} | {row['equality']:.2f} | {row['product']:.0f}"
-        assert f"| {' | '.join(names)} | {found} |" in TEXT
+def test_what_skirmish_and_overcooked_returned_is_what_was_measured() -> None:
     of_seeds = [f"{value:.1f}" for value in results("overcooked-circuit-cnn.json")["sparse_return"].values()]
     assert f"return {', '.join(of_seeds[:-1])} and {of_seeds[-1]}:" in TEXT
     curves = results("skirmish-pqn.json")["curves"].values()
