@@ -14,6 +14,7 @@ import torch
 from games.script import Script
 from support.adapter_contract import Recorder, TerminatesAndTruncates
 from support.synchronisation import no_synchronisation
+from support.warm_process import run_python
 
 from gpu_vecenv import GymnasiumEnv, GymnasiumVectorEnv
 from gpu_vecenv.adapters import cleanrl
@@ -46,12 +47,16 @@ def release(tmp_path_factory) -> Path:
 
 
 def output_of(release: Path, *command: object, check: bool = True) -> str:
-    """What a fresh Python says that finds the packages; runs and their logs go to the release's folder."""
-    paths = os.pathsep.join([str(release / "packages"), *sys.path])
-    environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, *map(str, command)], cwd=release, env=environment, capture_output=True, text=True, check=False
-    )
+    """What a process says that finds the packages; runs and their logs go to the release's folder."""
+    code = f"import runpy, sys, warnings; warnings.resetwarnings(); sys.path.insert(0, {str(release / 'packages')!r})\n"
+    kind, *arguments = map(str, command)
+    if kind == "-c":
+        code += arguments[0]
+    elif kind == "-m":
+        code += f"sys.argv = {arguments}; runpy.run_module({arguments[0]!r}, run_name='__main__', alter_sys=True)"
+    else:
+        code += f"sys.argv = {[kind, *arguments]}; runpy.run_path({kind!r}, run_name='__main__')"
+    done = run_python("-c", code, folder=release, timeout=1200)
     assert not check or done.returncode == 0, done.stderr
     return done.stdout if check else done.stderr
 
@@ -217,8 +222,7 @@ def test_ppo_learns_on_single_environments(release):
 def test_without_gym_one_line_says_what_to_install(tmp_path):
     (tmp_path / "ppo.py").touch()
     code = "import sys; sys.modules['gym'] = None\nfrom gpu_vecenv.adapters import cleanrl\ncleanrl.run('ppo.py')"
-    command = [sys.executable, "-c", code]
-    said = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path).stderr
+    said = run_python("-c", code, folder=tmp_path).stderr
     assert said.rstrip().endswith("ModuleNotFoundError: gym is not installed: pip install 'gpu-vecenv[cleanrl]'")
 
 

@@ -4,6 +4,7 @@ import csv
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from games.economy import Economy
 from lightning import Trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
+from support.adapter_contract import output_here
 from support.processes import child_environment
 
 import gpu_vecenv
@@ -348,13 +350,13 @@ def test_two_processes_are_one_run_of_twice_the_envs(tmp_path):
 @pytest.mark.slow
 def test_the_example_trains_and_resumes(device, tmp_path):
     options = "--num-envs 4 --num-steps 8 --max-steps 20 --episodes 4 --out out --iterations".split()
-    command = [sys.executable, "-W", "error::DeprecationWarning:__main__", str(ROOT / "examples" / "lightning_tag.py")]
+    example = ROOT / "examples" / "lightning_tag.py"
 
     def said(*more):
-        arguments = [*command, *options, *more, "--device", device]
-        done = subprocess.run(arguments, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr
-        return re.findall(r"returns, (.*): tagger (-?[\d.]+), runner (-?[\d.]+)", done.stdout)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", category=DeprecationWarning, module="__main__")
+            printed = output_here(example, *options, *more, "--device", device, folder=tmp_path)
+        return re.findall(r"returns, (.*): tagger (-?[\d.]+), runner (-?[\d.]+)", printed)
 
     names = ["all random", "taggers trained, runners random", "runners trained, taggers random", "all trained"]
     assert [name for name, *_ in said("2")] == names

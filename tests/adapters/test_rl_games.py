@@ -17,7 +17,7 @@ from games.script import Script
 from gymnasium.spaces import Discrete, MultiDiscrete
 from rl_games.common.algo_observer import DefaultAlgoObserver
 from rl_games.torch_runner import Runner
-from support.adapter_contract import Recorder, TerminatesAndTruncates, run_example
+from support.adapter_contract import Recorder, TerminatesAndTruncates, run_example_here
 from support.synchronisation import no_synchronisation
 
 from gpu_vecenv import GymnasiumVectorEnv
@@ -334,5 +334,5 @@ def test_ppo_learns(tmp_path, env_config, kind, config, margin):
 @pytest.mark.slow
 def test_the_example_learns(tmp_path):
     pattern = r"return at random (\d+), of the last 100 episodes (\d+)"
-    at_random, trained = run_example("rl_games_ppo.py", pattern, tmp_path)
+    at_random, trained = run_example_here("rl_games_ppo.py", pattern, tmp_path)
     assert trained > 4 * at_random  # about 22 steps at random, about 200 after 51,200 steps

@@ -12,7 +12,7 @@ from games.painter import Painter
 from games.script import Script
 from rsl_rl.env import VecEnv
 from rsl_rl.runners import OnPolicyRunner
-from support.adapter_contract import Recorder, TerminatesAndTruncates, run_example
+from support.adapter_contract import Recorder, TerminatesAndTruncates, run_example_here
 from support.synchronisation import no_synchronisation
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -261,5 +261,5 @@ def mean_return(env: rsl_rl.RslRlVecEnv, policy) -> float:
 
 @pytest.mark.slow
 def test_the_example_learns(tmp_path):
-    at_random, trained = run_example("rsl_rl_ppo.py", r"return at random (-\d+), trained (-\d+)", tmp_path)
+    at_random, trained = run_example_here("rsl_rl_ppo.py", r"return at random (-\d+), trained (-\d+)", tmp_path)
     assert trained > at_random / 2  # costs: about -1200 at random, -160 when trained

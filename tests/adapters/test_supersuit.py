@@ -26,7 +26,7 @@ from games.script import Script
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from gymnasium.vector import VectorWrapper
 from pettingzoo.test import api_test, parallel_api_test
-from support.adapter_contract import run_example
+from support.adapter_contract import run_example_here
 from support.bitwise import equal_bits
 from support.synchronisation import no_synchronisation
 
@@ -567,5 +567,5 @@ def test_the_native_wrappers_do_without_supersuit():
 def test_the_example_learns(tmp_path):
     pytest.importorskip("rsl_rl", reason="rsl-rl-lib is not installed")
     pattern = r"return at random (-\d+), trained (-\d+) \(0 at most\), after \d+ s"
-    at_random, trained = run_example("supersuit_frames.py", pattern, tmp_path)
+    at_random, trained = run_example_here("supersuit_frames.py", pattern, tmp_path)
     assert trained > at_random + 400  # about -1200 at random

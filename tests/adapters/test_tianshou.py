@@ -12,7 +12,7 @@ from games.crew import Crew
 from games.painter import Painter
 from games.scouts import Scouts
 from games.script import Script
-from support.adapter_contract import run_example
+from support.adapter_contract import run_example_here
 from tianshou.algorithm import DQN, PPO, SAC
 from tianshou.algorithm.modelfree.dqn import DiscreteQLearningPolicy
 from tianshou.algorithm.modelfree.reinforce import DiscreteActorPolicy, ProbabilisticActorPolicy
@@ -397,5 +397,5 @@ def test_ppo_learns_tag_continuous():
 
 @pytest.mark.slow
 def test_the_example_learns(tmp_path):
-    at_random, trained = run_example("tianshou_ppo.py", r"return at random (\d+), trained (\d+)", tmp_path)
+    at_random, trained = run_example_here("tianshou_ppo.py", r"return at random (\d+), trained (\d+)", tmp_path)
     assert trained > 5 * at_random  # about 21 and 490

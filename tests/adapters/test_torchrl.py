@@ -17,7 +17,7 @@ from games.painter import Painter
 from games.scouts import Scouts
 from games.script import Script
 from gymnasium.spaces import Box, Discrete
-from support.adapter_contract import run_example
+from support.adapter_contract import run_example_here
 from support.synchronisation import no_synchronisation
 from tensordict.nn import TensorDictModule
 from torchrl.collectors import Collector
@@ -335,5 +335,5 @@ def test_a_missing_library_is_named(monkeypatch):
 def test_the_example_learns(tmp_path):
     """TorchRL's collector, GAE and ClipPPOLoss as MAPPO."""
     pattern = r"return of random actions (\S+), after \d+ s of training (\S+)\n"
-    at_random, trained = run_example("torchrl_mappo.py", pattern, tmp_path)
+    at_random, trained = run_example_here("torchrl_mappo.py", pattern, tmp_path)
     assert trained > at_random + 3

@@ -277,6 +277,7 @@ ROLLOUTS = {
     "turns": (Race, 100, {}),
     "agents apart": ("tag_gridworld", 100, {"hidden_sizes": (16,)}),
 }
+JOINED_ROLLOUTS: dict[str, Precision] = {"masks": "tf32", "two policies": "bfloat16"}
 POLICIES = {"agents apart": ("tagger_0+tagger_2", "tagger_1+runner", "tagger_3")}  # others: one for each role
 
 
@@ -370,17 +371,23 @@ def test_every_device_source_is_in_one_of_these_programs():
     assert sources == {*BUNDLED, *OF_NO_GAME, *of_networks, *on_cpus, "sampler", "learner"}
 
 
-# Of these builds another text has each mechanism.
+# Of these builds another text has each mechanism, and of these games another text the rest.
 SELDOM = {
+    *("tag_continuous", "economy", "economy-guards", "economy-sampled"),
+    "tag_continuous-num_taggers=2-num_runners=3-num_neighbors=3-initial_fields-end_on_nonfinite",
     *("tag_continuous-num_taggers=2-num_runners=3-num_neighbors=3-num_neighbors=all-guards", "race-guards"),
     *("tag_continuous-egocentric=False", "cartpole-sampled", "tag_continuous-sampled", "race-sampled"),
     *("tag_gridworld-num_taggers=999-full_observation=False-end_on_nonfinite-sampled", "pendulum-sampled-beta"),
-    *("sacrifice-num_units=100-end_on_nonfinite", "simple_tag-continuous_actions=True-end_on_nonfinite-guards"),
+    "sacrifice-num_units=100-end_on_nonfinite",
 }
 
 
 def test_what_is_seldom_compiled_are_texts():
     assert {str(text) for text in TEXTS} >= SELDOM
+    often = [text for text in TEXTS if str(text) not in SELDOM]
+    assert {text.game for text in often} == {text.game for text in TEXTS} - {Race}  # which rollouts have
+    for value in ("initial_fields", "end_on_nonfinite", "guards", "sampled"):
+        assert any(getattr(text.build, value) for text in often), value
 
 
 @pytest.mark.slow
@@ -425,10 +432,15 @@ def test_what_is_fused_is_what_the_source_fuses(text, architecture):
     assert told(lint(ptx(text.replace(*WRITTEN), architecture=architecture))) == []
 
 
-def rotating(cases: Iterable[object], offset: int = 0) -> list[tuple]:
-    """Each case and precision; one precision of each case in every run, which differ from case to case."""
+def rotating(cases: Iterable[object], offset: int = 0, seldom: Iterable[object] = ()) -> list[tuple]:
+    """Each case and precision; one precision of each case in every run, which differ from case to case.
+
+    Of the ``seldom`` ones, which take long, another test compiles a joined launch in every run.
+    """
     cases, precisions = list(cases), list(TENSOR_CORE_OPCODES)
-    usual = [(case, precisions[(offset + k) % len(precisions)]) for k, case in enumerate(cases)]
+    usual = [
+        (case, precisions[(offset + k) % len(precisions)]) for k, case in enumerate(cases) if case not in {*seldom}
+    ]
     return mostly_exhaustive([(case, precision) for case in cases for precision in precisions], usual)
 
 
@@ -515,7 +527,7 @@ def test_recurrent_cells_round_as_written_and_address_in_64_bits(kind, precision
 
 
 @pytest.mark.parametrize("architecture", [each for each in EACH if each.values[0] >= 80])
-@pytest.mark.parametrize(("rollout", "precision"), rotating(ROLLOUTS, 1))
+@pytest.mark.parametrize(("rollout", "precision"), rotating(ROLLOUTS, 1, JOINED_ROLLOUTS))
 @pytest.mark.slow
 def test_rollouts_round_as_written_and_address_in_64_bits(rollout, precision, architecture):
     need(architecture)
@@ -527,9 +539,14 @@ def test_rollouts_round_as_written_and_address_in_64_bits(rollout, precision, ar
     assert told(lint(made, TENSOR_CORE_OPCODES[precision])) == []
 
 
-@pytest.mark.parametrize("parameter_bytes", [4096, 32764])
 @pytest.mark.parametrize("architecture", EACH)
-@pytest.mark.parametrize("name", OF_NO_GAME)
+@pytest.mark.parametrize(
+    ("name", "parameter_bytes"),
+    mostly_exhaustive(
+        [(name, size) for name in OF_NO_GAME for size in (4096, 32764)],
+        [("layers", 32764), *((name, 4096) for name in OF_NO_GAME)],
+    ),
+)
 def test_joined_launches_follow_the_rules_too(name, architecture, parameter_bytes):
     need(architecture)
     text = joined_source(plain_text(name), parameter_bytes)
@@ -547,7 +564,7 @@ def test_joined_launches_of_games_and_networks_follow_the_rules_too(architecture
     games = [joined_source(text.write(), 4096) for text in (Text("tag_continuous"), Text(Crew), Text("pendulum"))]
     assert told(f for text in games for f in lint(ptx(text, architecture=architecture)) if f.rule != "fused") == []
     networks = [perceptron_text("discrete", "tf32", False), perceptron_text("box", "bfloat16", True)]
-    networks += [rollout_text("masks", "tf32"), rollout_text("two policies", "bfloat16")]
+    networks += [rollout_text(name, precision) for name, precision in JOINED_ROLLOUTS.items()]
     for precision, text in zip(("tf32", "bfloat16") * 2, networks, strict=True):
         made = ptx(joined_source(text.replace(*WRITTEN), 4096), architecture=architecture)
         assert told(lint(made, TENSOR_CORE_OPCODES[precision])) == []
@@ -572,7 +589,7 @@ def test_cuda_errors_name_file_and_line_too():
 
 @pytest.mark.slow
 def test_looser_flags_are_seen():
-    text = Text("tag_continuous", tuple(FEW.items())).write().replace(*WRITTEN)
+    text = Text("acrobot").write().replace(*WRITTEN)
     loose = tuple(flag for flag in FLAGS if flag != "--fmad=false")
     rules = [finding.rule for finding in lint(ptx(text, flags=loose))]
     assert rules.count("fused") > 10
