@@ -156,8 +156,8 @@ HD void gather(const u8* table, i64 stride, const i64* indices, u8* out, u32 row
 #endif
 }
 
-// Gathers rows in words of 16, 4 or 1 byte; both addresses and `stride` are multiples of the word. Each block has so
-// many of them.
+// Gathers rows in words of 16, 4 or 1 byte; both addresses and `stride` are multiples of the word. A block copies
+// `block_rows` rows.
 BLOCK_KERNEL(gather_rows, GATHER_BLOCK) {
     FOR_BLOCKS (block, (args.rows + args.block_rows - 1) / args.block_rows) {
         i64 first = block * args.block_rows, left = args.rows - first;

@@ -19,6 +19,7 @@ from gpu_vecenv.compile.backends import LaunchShape
 from gpu_vecenv.compile.engine_kernels import squash_source
 from gpu_vecenv.compile.function_manager import Launch
 from gpu_vecenv.files import cuda_folder
+from gpu_vecenv.train.kept_tensors import FlatTensors
 from gpu_vecenv.train.layerwise_kernels import (
     ACTIVATED_ROWS,
     BLOCK,
@@ -39,7 +40,6 @@ from gpu_vecenv.train.learner_kernels import LossSettings, loss_values
 from gpu_vecenv.train.optimizer import num_squares, sum_parts_launch
 from gpu_vecenv.train.perceptron import (
     METRICS,
-    FlatTensors,
     perceptron_of,
     tensor_cores_of,
     why_torch,

@@ -20,6 +20,7 @@ from gpu_vecenv.train.distributed import World
 from gpu_vecenv.train.env_ranges import EnvRanges, all_envs
 from gpu_vecenv.train.graph import GraphedCallable, GraphPool
 from gpu_vecenv.train.iteration_kernels import explained_variance_launch, learner_metrics_launch
+from gpu_vecenv.train.kept_tensors import FlatTensors, KeptTensors
 from gpu_vecenv.train.layers import kernel_on
 from gpu_vecenv.train.learner_config import LearnerConfig
 from gpu_vecenv.train.learner_kernels import RowGather, clip_grad_norm_launch, shuffle_launch
@@ -34,14 +35,13 @@ from gpu_vecenv.train.optimizer import (
     sum_parts_launch,
     sum_squares_launch,
 )
-from gpu_vecenv.train.perceptron import FlatTensors, is_plain
+from gpu_vecenv.train.perceptron import is_plain
 from gpu_vecenv.train.policy import Policy
 from gpu_vecenv.train.policy_kernels import GradientsCall, PolicyKernels
 from gpu_vecenv.train.rollout_context import RolloutContext
 from gpu_vecenv.train.rollout_storage import Rollout
 from gpu_vecenv.train.sequences import RecurrentStates, Sequences, agents_together, block_shuffle, first_samples
 from gpu_vecenv.train.torch_optimizers import (
-    KeptTensors,
     RAdam,
     SkippedSteps,
     address_table,

@@ -22,6 +22,7 @@ from gpu_vecenv.declare.layout import GameLayout
 from gpu_vecenv.engine.sampler import Squash
 from gpu_vecenv.files import cuda_folder
 from gpu_vecenv.train.encoders import EncodedActorCritic
+from gpu_vecenv.train.kept_tensors import FlatTensors
 from gpu_vecenv.train.layers import has_hooks
 from gpu_vecenv.train.learner_kernels import LossSettings, loss_arguments, loss_values
 from gpu_vecenv.train.networks import ActorCritic
@@ -341,32 +342,6 @@ def why_not_fused(policy: Policy, rollout: Rollout, precision: Precision) -> str
     perceptron = perceptron_of(policy, rollout.flat_obs(policy.view), precision)
     fits = [perceptron.choose_tile(cores, forward) for forward in (False, True)]
     return None if all(fits) else "a network too large for shared memory"
-
-
-class FlatTensors:
-    """Float32 tensors as consecutive parts of one, ``flat`` (n,).
-
-    Args:
-        tensors: The tensors, whose values stay.
-        flat: Where they lie; None allocates.
-    """
-
-    def __init__(self, tensors: Sequence[torch.Tensor], flat: torch.Tensor | None = None) -> None:
-        values = torch.cat([x.detach().flatten() for x in tensors])
-        self.flat = values if flat is None else flat.copy_(values)
-        parts = self.flat.split([x.numel() for x in tensors])
-        self._views = [part.view_as(x) for part, x in zip(parts, tensors, strict=True)]
-        self._addresses = [view.data_ptr() for view in self._views]
-        self.adopt(tensors)
-
-    def adopt(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Make tensors of the same shapes views of ``flat``, with their values."""
-        if [tensor.data_ptr() for tensor in tensors] == self._addresses:
-            return
-        for tensor, view in zip(tensors, self._views, strict=True):
-            if tensor.data_ptr() != view.data_ptr():
-                view.copy_(tensor.detach())
-                tensor.data = view
 
 
 GRADIENT_ARRAYS = (

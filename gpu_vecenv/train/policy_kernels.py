@@ -11,10 +11,11 @@ import torch
 
 from gpu_vecenv.train.env_ranges import EnvRanges, all_envs
 from gpu_vecenv.train.host_kernels import HostKernels, why_not_on_host
+from gpu_vecenv.train.kept_tensors import FlatTensors
 from gpu_vecenv.train.layers import parameters_of
 from gpu_vecenv.train.layerwise import LayerwiseKernels, why_not_layerwise
 from gpu_vecenv.train.learner_kernels import LossSettings
-from gpu_vecenv.train.perceptron import FlatTensors, PerceptronKernels, is_plain, why_not_fused
+from gpu_vecenv.train.perceptron import PerceptronKernels, is_plain, why_not_fused
 from gpu_vecenv.train.policy import Policy, Precision
 from gpu_vecenv.train.rollout_context import RolloutContext
 from gpu_vecenv.train.rollout_storage import Rollout

@@ -60,24 +60,6 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, parameters: Sequence[tor
     return [x for p in parameters for _, x in sorted(optimizer.state[p].items()) if isinstance(x, torch.Tensor)]
 
 
-class KeptTensors:
-    """Tensors that stay where they are in memory, where kernels and CUDA graphs find them.
-
-    Args:
-        tensors: Those are kept.
-    """
-
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        self._kept = [tensor.detach() for tensor in tensors]
-
-    def adopt(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Move tensors that a caller has put in the place of the others to where these were."""
-        for tensor, kept in zip(tensors, self._kept, strict=True):
-            if tensor.data_ptr() != kept.data_ptr() or tensor.stride() != kept.stride():
-                kept.copy_(tensor.detach().clone())  # it may be another view of the same memory
-                tensor.data = kept
-
-
 def address_table(optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
     """(n, 4) int64, of n parameters the addresses of values, ``exp_avg``, ``exp_avg_sq`` and ``step``.
 
