@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from gpu_vecenv.train.convolutions import ConvolutionsWithReLU, ImageConvolution
+from gpu_vecenv.train.layers import RELU, layer
 from gpu_vecenv.train.networks import orthogonal
 
 GAIN = 2**0.5  # of hidden layers
@@ -36,22 +36,21 @@ class PublishedCNN(nn.Module):
             layers += [convolution, nn.ReLU()]
             channels = FILTERS
         self.convolutions = ConvolutionsWithReLU(*layers)
-        self.dense = nn.Sequential(orthogonal(nn.Linear(FILTERS * height * width, units), GAIN), nn.ReLU())
+        self.dense = orthogonal(nn.Linear(FILTERS * height * width, units), GAIN)
         self.actor = orthogonal(nn.Linear(units, num_actions), 0.01)
-        self.critic = nn.Sequential(
-            orthogonal(nn.Linear(units, units), GAIN), nn.ReLU(), orthogonal(nn.Linear(units, 1), 1.0)
-        )
+        self.critic_dense = orthogonal(nn.Linear(units, units), GAIN)
+        self.critic = orthogonal(nn.Linear(units, 1), 1.0)
 
     def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Images (…, height, width, channels) -> logits (…, num_actions) and values (…)."""
-        images = obs.reshape(-1, *obs.shape[-3:]).movedim(-1, 1)
-        features = self._dense(self.convolutions(images)).reshape(*obs.shape[:-3], -1)
-        return self.actor(features), self.critic(features).squeeze(-1)
+        images = self.convolutions(obs.reshape(-1, *obs.shape[-3:]).movedim(-1, 1))
+        rows = images.movedim(1, -1).flatten(1)  # channels last, as in the published network and in memory
+        features = with_relu(self.dense, rows)
+        values = self.critic(with_relu(self.critic_dense, features))
+        leading = obs.shape[:-3]
+        return self.actor(features).reshape(*leading, -1), values.reshape(leading)
 
-    def _dense(self, images: torch.Tensor) -> torch.Tensor:
-        """``self.dense`` of flattened images; the weights are reordered, as the images have their channels last."""
-        layer = self.dense[0]
-        assert isinstance(layer, nn.Linear)
-        weight = layer.weight.view(-1, *images.shape[1:]).movedim(1, -1).flatten(1)
-        features: torch.Tensor = self.dense[1](functional.linear(images.movedim(1, -1).flatten(1), weight, layer.bias))
-        return features
+
+def with_relu(dense: nn.Linear, rows: torch.Tensor) -> torch.Tensor:
+    """A dense layer and a ReLU, whose gradients take one kernel beside the products."""
+    return layer(rows, dense.weight, dense.bias, RELU)

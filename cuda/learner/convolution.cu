@@ -60,9 +60,8 @@ struct Loads {
     // Those loaded before, then the others. place(k): where number k is from `to` on, or -1 to leave it out.
     template <class Place>
     HD void store(float* to, const float* from, const float* outputs, int count, Place place) {
-        store_loaded(to, outputs != nullptr, count, 0, place);
-        for (int first = AT_ONCE * THREADS; first * SIZE < count; first += AT_ONCE * THREADS) {
-            load(from, outputs, count, first);
+        for (int first = 0; first * SIZE < count; first += AT_ONCE * THREADS) {
+            if (OWN > AT_ONCE && first) load(from, outputs, count, first);
             store_loaded(to, outputs != nullptr, count, first, place);
         }
     }
@@ -116,24 +115,47 @@ struct Sums {
     static constexpr int PITCH = PLACES * Source::CELL | 4, WEIGHT_WORDS = COLUMNS * PITCH;
     typedef Loads<Source::CELL_NUMBERS, IMAGES * Source::NUMBERS, FORWARD_THREADS, BACK, 32> NextImages;
 
-    // Weights (FILTERS, CHANNELS, KERNEL, KERNEL) of torch, into memory that is clear.
-    HD static void load_weights(float* weights, const float* from) {
-        constexpr int NUMBERS = FILTERS * CHANNELS * PLACES, AT_ONCE = 16;
-        for (int first = threadIdx.x; first < NUMBERS; first += AT_ONCE * FORWARD_THREADS) {
-            float numbers[AT_ONCE];
+    // Whether products read padding, which must be clear.
+    static constexpr bool PADDED = Source::CELL_NUMBERS % STEP != 0 || OUTPUTS % 16 != 0;
+
+    // Weights (FILTERS, CHANNELS, KERNEL, KERNEL) of torch on their way to shared memory, many of a thread at once.
+    struct Weights {
+        static constexpr int NUMBERS = FILTERS * CHANNELS * PLACES, SIZE = vector_of(NUMBERS);
+        static constexpr int VECTORS = NUMBERS / SIZE, OWN = (VECTORS + FORWARD_THREADS - 1) / FORWARD_THREADS;
+        static constexpr int AT_ONCE = OWN < 40 / SIZE ? OWN : 40 / SIZE;
+        Vector<SIZE> numbers[AT_ONCE];
+
+        HD static int vector(int n) { return n * FORWARD_THREADS + (int)threadIdx.x; }
+        HD void load(const float* from, int first = 0) {
             UNROLL for (int n = 0; n < AT_ONCE; ++n) {
-                int k = first + n * FORWARD_THREADS;
-                numbers[n] = k < NUMBERS ? from[k] : 0;
-            }
-            UNROLL for (int n = 0; n < AT_ONCE; ++n) {
-                int k = first + n * FORWARD_THREADS;
-                int place = k % PLACES, channel = k / PLACES % CHANNELS, filter = k / (PLACES * CHANNELS);
-                int output = BACK ? channel : filter, input = BACK ? filter : channel;
-                int column = (BACK ? PLACES - 1 - place : place) * Source::CELL + input;
-                if (k < NUMBERS) Tf32::store_weight(weights + output * PITCH + column, numbers[n]);
+                if (vector(first + n) < VECTORS) numbers[n] = ((const Vector<SIZE>*)from)[vector(first + n)];
             }
         }
-    }
+        // Those loaded before, then the others.
+        HD void store(float* weights, const float* from) {
+            for (int first = 0; first < OWN; first += AT_ONCE) {
+                if (first) load(from, first);
+                store_loaded(weights, first);
+            }
+        }
+        HD void store_loaded(float* weights, int first) {
+            UNROLL for (int n = 0; n < AT_ONCE; ++n) {
+                if (vector(first + n) >= VECTORS) continue;
+                const int k = vector(first + n) * SIZE;
+                int place = k % PLACES, channel = k / PLACES % CHANNELS, filter = k / (PLACES * CHANNELS);
+                UNROLL for (int e = 0; e < SIZE; ++e) {
+                    int output = BACK ? channel : filter, input = BACK ? filter : channel;
+                    int column = (BACK ? PLACES - 1 - place : place) * Source::CELL + input;
+                    Tf32::store_weight(weights + output * PITCH + column, numbers[n].number[e]);
+                    if (++place < PLACES) continue;
+                    place = 0;
+                    if (++channel < CHANNELS) continue;
+                    channel = 0;
+                    ++filter;
+                }
+            }
+        }
+    };
 
     // A warp's tile of 16 M windows and 16 N outputs. The bits of a sum are those of any other shape of a tile.
     template <int M, int N>
@@ -222,11 +244,14 @@ struct Sums {
             return left < images_at_once ? left < 0 ? 0 : (int)left : images_at_once;
         };
         auto source = [&](const float* of) { return of ? of + first * Source::NUMBERS : nullptr; };
+        Weights own_weights;
+        own_weights.load(given);
         NextImages next;
         next.load(source(sources), source(masks), count() * Source::NUMBERS);
-        clear(shared(), WEIGHT_WORDS + images_at_once * Source::WORDS);
+        if (PADDED) clear(weights, WEIGHT_WORDS);
+        clear(images, images_at_once * Source::WORDS);
         __syncthreads();
-        load_weights(weights, given);
+        own_weights.store(weights, given);
         while (first < num_images) {
             next.store(images, source(sources), source(masks), count() * Source::NUMBERS, Source::place);
             __syncthreads();

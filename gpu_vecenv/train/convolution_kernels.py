@@ -193,7 +193,8 @@ class ConvolutionKernels:
     ) -> torch.Tensor:
         """Images (N, H, W, C), weight (F, C, K, K) and bias (F,) -> (N, H', W', F), with a ReLU or without."""
         outputs = images.new_empty((len(images), *self.shape.outputs, self.shape.filters))
-        tensors = {**_aligned(images=images), "weights": weight, "biases": bias, "outputs": outputs, "relu": int(relu)}
+        given = _aligned(images=images, weights=weight)
+        tensors = {**given, "biases": bias, "outputs": outputs, "relu": int(relu)}
         self._multiply("convolution_forward", len(images), self._forward_images, "FORWARD_BYTES", tensors)
         return outputs
 
@@ -208,8 +209,8 @@ class ConvolutionKernels:
             outputs: Those of ``forward`` with a ReLU, None without.
         """
         of_inputs = gradients.new_empty((len(gradients), *self.shape.image, self.shape.channels))
-        given = _aligned(gradients=gradients, outputs=outputs)
-        tensors = {**given, "weights": weight, "input_gradients": of_inputs}
+        given = _aligned(gradients=gradients, outputs=outputs, weights=weight)
+        tensors = {**given, "input_gradients": of_inputs}
         self._multiply("convolution_input_gradients", len(gradients), self._back_images, "BACK_BYTES", tensors)
         return of_inputs
 
