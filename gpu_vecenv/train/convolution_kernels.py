@@ -1,21 +1,24 @@
 """Convolutions of small images in TF32 by the kernels of ``cuda/learner/convolution.cu``, with their gradients.
 
+Several layers of few images take one launch of ``cuda/learner/convolution_stack.cu``.
+
 Shapes: N images of H x W cells of C channels, F filters of K x K cells; outputs of H' x W' cells.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
 
 from gpu_vecenv.compile.backends import LaunchShape, TensorCores
-from gpu_vecenv.compile.function_manager import FunctionManager, Launch
+from gpu_vecenv.compile.function_manager import FunctionManager, Launch, Program
 from gpu_vecenv.declare.field import f32, i32, i64
 from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar
 from gpu_vecenv.files import cuda_folder
@@ -24,6 +27,7 @@ from gpu_vecenv.train.optimizer import column_sums_launch
 STEP = 8  # channels of a step of a product, in TF32
 FORWARD_THREADS, WEIGHT_THREADS = 256, 256  # of a block; those of weights keep their sums in registers
 MAX_IMAGES = 16  # of a block at a time
+MAX_STACK_IMAGES = 2  # of a block in a stack of layers; with more, a launch for each layer shares its weights better
 # Windows of a block at a time: 32 of each warp; and so many that threads hold the next images in registers meanwhile.
 FORWARD_WINDOWS, WEIGHT_WINDOWS = 256, 160
 PARTS = 128  # of the images, of which each block sums the gradients of weights
@@ -55,6 +59,21 @@ WEIGHT_GRADIENTS = KernelSignature(
         Scalar("num_images", i64),
     ),
 )
+
+
+def stack_signature(layers: int) -> KernelSignature:
+    """The kernel of so many layers."""
+    names = [f"{kind}_{layer}" for layer in range(layers) for kind in ("weights", "biases")]
+    return KernelSignature(
+        "convolution_stack",
+        (
+            Array("images", f32, const=True),
+            *(Array(name, f32, const=True) for name in names),
+            Array("outputs", f32),
+            Scalar("num_images", i64),
+            Scalar("images_at_once", i32),
+        ),
+    )
 
 
 @dataclass(frozen=True)
@@ -89,11 +108,11 @@ class ConvolutionShape:
     def product_words(self, images: int, *, back: bool = False) -> int:
         """Words of shared memory of a block that multiplies so many images at a time."""
         inputs, outputs = (self.filters, self.channels) if back else (self.channels, self.filters)
-        depth = _padded(inputs, STEP)
-        weights = _padded(outputs, 16) * (self.kernel**2 * (depth + STEP // 2) | 4)
+        pitch = _padded(inputs, STEP) + STEP // 2
+        weights = _padded(outputs, 16) * (self.kernel**2 * pitch | 4)
         high, wide = (side - 1 + self.kernel for side in self.image)
         cells = high * wide if back else self.padded_image
-        return weights + images * cells * (depth + STEP // 2)
+        return weights + images * cells * pitch
 
     def weight_words(self, images: int) -> int:
         """Words of shared memory of a block that sums gradients of weights over so many images at a time."""
@@ -149,15 +168,51 @@ def convolution_source(shape: ConvolutionShape, cores: TensorCores) -> str:
     """The constants of a convolution in C++."""
     images = dict(zip(("FORWARD_IMAGES", "BACK_IMAGES", "WEIGHT_IMAGES"), shape.images_at_once(cores), strict=True))
     numbers = {
-        **dict(zip(("HEIGHT", "WIDTH", "OUT_HEIGHT", "OUT_WIDTH"), (*shape.image, *shape.outputs), strict=True)),
-        **{"CHANNELS": shape.channels, "FILTERS": shape.filters},
-        **{"KERNEL": shape.kernel, "STRIDE": shape.stride, "PADDING": shape.padding},
         **{"FORWARD_THREADS": FORWARD_THREADS, "WEIGHT_THREADS": WEIGHT_THREADS, "PARTS": PARTS},
         **images,
         **shape.shared_bytes(cores),
     }
     lines = [f"#define HAS_INPUT_GRADIENTS {int(shape.has_input_gradients)}", "namespace convolution {"]
-    return "\n".join([*lines, *(f"constexpr int {name} = {value};" for name, value in numbers.items()), "}"]) + "\n"
+    return "\n".join([*lines, *_constants(numbers), _shape_source("struct Shape", shape), "}"]) + "\n"
+
+
+def stack_source(shapes: Sequence[ConvolutionShape], cores: TensorCores) -> str:
+    """The constants of several layers in C++, and functions that give the weights and biases of each."""
+    images = stack_images(shapes, cores)
+    layers = {"LAYERS": len(shapes), "IMAGES": images, "STACK_BYTES": 4 * _stack_words(shapes, images)}
+
+    def function(kind: str) -> str:
+        table = ", ".join(f"args.{kind}_{layer}" for layer in range(len(shapes)))
+        arguments = "const convolution_stack_Arguments& args, int layer"
+        return f"HD const float* {kind}_of({arguments}) {{ const float* x[] = {{{table}}}; return x[layer]; }}"
+
+    lines = ["namespace convolution {", *_constants({"FORWARD_THREADS": FORWARD_THREADS, **layers})]
+    lines += ["template <int N>", "struct Shape;"]
+    lines += [_shape_source(f"template <> struct Shape<{n}>", shape) for n, shape in enumerate(shapes)]
+    return "\n".join([*lines, function("weights"), function("biases"), "}"]) + "\n"
+
+
+def _constants(numbers: Mapping[str, int]) -> list[str]:
+    return [f"constexpr int {name} = {value};" for name, value in numbers.items()]
+
+
+def _shape_source(declaration: str, shape: ConvolutionShape) -> str:
+    sizes = dict(zip(("HEIGHT", "WIDTH", "OUT_HEIGHT", "OUT_WIDTH"), (*shape.image, *shape.outputs), strict=True))
+    sizes |= {"CHANNELS": shape.channels, "FILTERS": shape.filters}
+    sizes |= {"KERNEL": shape.kernel, "STRIDE": shape.stride, "PADDING": shape.padding}
+    return f"{declaration} {{ static {' static '.join(_constants(sizes))} }};"
+
+
+def _stack_words(shapes: Sequence[ConvolutionShape], images: int) -> int:
+    """Words of shared memory of a block that takes so many images through all layers: images and weights."""
+    weights = max(shape.product_words(0) for shape in shapes)
+    return weights + sum(shape.product_words(images) - shape.product_words(0) for shape in shapes)
+
+
+def stack_images(shapes: Sequence[ConvolutionShape], cores: TensorCores) -> int:
+    """Images that a block takes through all layers, at most; 0: they do not fit."""
+    limit = cores.block_shared_bytes // 4
+    return next((count for count in range(MAX_STACK_IMAGES, 0, -1) if _stack_words(shapes, count) <= limit), 0)
 
 
 class ConvolutionKernels:
@@ -185,8 +240,8 @@ class ConvolutionKernels:
         biases = torch.arange(shape.filters, dtype=torch.int32) + len(weights)
         out_indices = torch.cat([weights.view(sizes).movedim(1, -1).flatten(), biases])
         self._sum_parts = column_sums_launch(functions, PARTS, out_indices.to(functions.device))
-        self._launches: dict[tuple[str, int], Launch] = {}
-        self._lock = threading.Lock()  # threads that train on one device share the launches
+        self._launches = _Launches(self._program)
+        self._lock = threading.Lock()  # threads that train on one device share the launch
 
     def forward(
         self, images: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *, relu: bool = False
@@ -223,7 +278,7 @@ class ConvolutionKernels:
         sums = images.new_empty((PARTS, size + shape.filters))
         launch = LaunchShape(PARTS * WEIGHT_THREADS, 1, WEIGHT_THREADS, self._bytes["WEIGHT_BYTES"])
         given = _aligned(images=images, gradients=gradients, outputs=outputs)
-        self._launch("convolution_weight_gradients", launch, **given, sums=sums, num_images=len(images))
+        self._launches("convolution_weight_gradients", launch, **given, sums=sums, num_images=len(images))
         found = torch.empty_like(sums[0])
         with self._lock:
             self._sum_parts(parts=sums, out=found)
@@ -238,13 +293,63 @@ class ConvolutionKernels:
         at_once = max(1, -(-num_images // (places * rounds)))
         blocks = max(1, min(places, -(-num_images // at_once)))
         launch = LaunchShape(blocks * FORWARD_THREADS, 1, FORWARD_THREADS, self._bytes[size])
-        self._launch(kernel, launch, num_images=num_images, images_at_once=at_once, **arguments)
+        self._launches(kernel, launch, num_images=num_images, images_at_once=at_once, **arguments)
 
-    def _launch(self, kernel: str, shape: LaunchShape, **arguments: object) -> None:
+
+class ConvolutionStack:
+    """Several convolutions, each followed by a ReLU, of few images in one launch, without gradients.
+
+    The bits are those of ``ConvolutionKernels``, one after the other.
+
+    Args:
+        functions: The FunctionManager of the tensors' device.
+        shapes: Of the layers. ``stack_images`` is not 0.
+
+    Attributes:
+        most_images: With more, launches of single layers are faster.
+    """
+
+    def __init__(self, functions: FunctionManager, shapes: Sequence[ConvolutionShape]) -> None:
+        cores = functions.backend.tensor_cores
+        assert cores is not None
+        images, self.last = stack_images(shapes, cores), shapes[-1]
+        self._bytes = 4 * _stack_words(shapes, images)
+        self._blocks = cores.multiprocessors
+        self.most_images = images * self._blocks
+        program = functions.compile(
+            cuda_folder() / "learner/convolution_stack.cu",
+            kernels=[stack_signature(len(shapes))],
+            constants=stack_source(shapes, cores),
+        )
+        self._launches = _Launches(program)
+
+    def forward(
+        self, images: torch.Tensor, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor]
+    ) -> torch.Tensor:
+        """Images (N, H, W, C), N <= most_images, and the layers' weights and biases -> (N, H', W', F)."""
+        count = len(images)
+        outputs = images.new_empty((count, *self.last.outputs, self.last.filters))
+        at_once = max(1, -(-count // self._blocks))
+        launch = LaunchShape(max(1, -(-count // at_once)) * FORWARD_THREADS, 1, FORWARD_THREADS, self._bytes)
+        layers = {f"weights_{layer}": weight for layer, weight in enumerate(weights)}
+        tensors = {**_aligned(images=images, **layers), "outputs": outputs}
+        tensors |= {f"biases_{layer}": bias for layer, bias in enumerate(biases)}
+        self._launches("convolution_stack", launch, num_images=count, images_at_once=at_once, **tensors)
+        return outputs
+
+
+class _Launches:
+    """Launches of a program's kernels, one for each shape, which threads may share."""
+
+    def __init__(self, program: Program) -> None:
+        self._program, self._lock = program, threading.Lock()
+        self._prepared: dict[tuple[str, int], Launch] = {}
+
+    def __call__(self, kernel: str, shape: LaunchShape, **arguments: object) -> None:
         with self._lock:
-            if (kernel, shape.items) not in self._launches:
-                self._launches[kernel, shape.items] = self._program.prepare(kernel, shape)
-            self._launches[kernel, shape.items](**arguments)
+            if (kernel, shape.items) not in self._prepared:
+                self._prepared[kernel, shape.items] = self._program.prepare(kernel, shape)
+            self._prepared[kernel, shape.items](**arguments)
 
 
 def why_not_convolution(shape: ConvolutionShape, cores: TensorCores | None) -> str | None:
@@ -266,6 +371,17 @@ def kernels_on(device: torch.device, shape: ConvolutionShape) -> ConvolutionKern
     if why_not_convolution(shape, functions.backend.tensor_cores) is not None:
         return None
     return ConvolutionKernels(functions, shape)
+
+
+@cache
+def stack_on(device: torch.device, shapes: tuple[ConvolutionShape, ...]) -> ConvolutionStack | None:
+    """The stack of a device, None if there is none. Call it once before a graph capture: it may compile."""
+    functions = FunctionManager(device)
+    cores = functions.backend.tensor_cores
+    chained = all(a.outputs == b.image and a.filters == b.channels for a, b in pairwise(shapes))
+    if cores is None or len(shapes) < 2 or not chained or not stack_images(shapes, cores):
+        return None
+    return ConvolutionStack(functions, shapes)
 
 
 class _Convolution(torch.autograd.Function):

@@ -6,7 +6,14 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from gpu_vecenv.train.convolution_kernels import ConvolutionKernels, ConvolutionShape, convolve, kernels_on
+from gpu_vecenv.train.convolution_kernels import (
+    ConvolutionKernels,
+    ConvolutionShape,
+    ConvolutionStack,
+    convolve,
+    kernels_on,
+    stack_on,
+)
 from gpu_vecenv.train.layers import has_hooks
 
 # Where a product takes the place of a convolution: at most so many times its operations, at least so many images. With
@@ -110,10 +117,27 @@ class ConvolutionsWithReLU(nn.Sequential):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """As of ``nn.Sequential``."""
+        stack = self._stack(images)
+        if stack is not None:
+            weights, biases = ([*self.parameters()][first::2] for first in (0, 1))
+            return stack.forward(images.movedim(1, -1).contiguous(), weights, biases).movedim(-1, 1)
         layers = list(self)
         for layer, relu in zip(layers[::2], layers[1::2], strict=True):
             images = _with_relu(layer, relu, images)
         return images
+
+    def _stack(self, images: torch.Tensor) -> ConvolutionStack | None:
+        """The kernel that computes all layers of the images; None: there is none, or gradients are recorded."""
+        shapes = list[ConvolutionShape]()
+        for layer in self:
+            if torch.is_grad_enabled() or has_hooks(layer):
+                return None
+            if isinstance(layer, ImageConvolution):
+                if layer.usable_kernels(images) is None:
+                    return None
+                shapes.append(layer.shape)
+        stack = stack_on(images.device, tuple(shapes)) if shapes else None
+        return stack if stack is not None and len(images) <= stack.most_images else None
 
 
 def _with_relu(layer: nn.Module, relu: nn.Module, images: torch.Tensor) -> torch.Tensor:

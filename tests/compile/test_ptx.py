@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 
@@ -40,6 +40,8 @@ from gpu_vecenv.train.convolution_kernels import (
     WEIGHT_GRADIENTS,
     ConvolutionShape,
     convolution_source,
+    stack_signature,
+    stack_source,
     why_not_convolution,
 )
 from gpu_vecenv.train.fused_rollout import choose_tile, rollout_kernels
@@ -256,6 +258,16 @@ def convolution_text(shape: ConvolutionShape) -> str:
     return inline_includes(source + path.read_text(), path.name, path.parent)
 
 
+def stack_text() -> str:
+    """The program of several convolutions of few images, as on a GPU."""
+    published = CONVOLUTIONS["published"]
+    second = replace(published, channels=32, kernel=3, padding=1)
+    shapes = published, second, replace(second, filters=5)
+    source = f'#include "kernel.cuh"\n{arguments_source([stack_signature(3)])}{stack_source(shapes, GPU_TENSOR_CORES)}'
+    path = source_file("convolution_stack.cu")
+    return inline_includes(source + path.read_text(), path.name, path.parent)
+
+
 def cells_text(kind: CellKind, precision: Precision) -> str:
     """The program of a step of recurrent cells."""
     source = f'#include "kernel.cuh"\n{arguments_source([CELLS_FORWARD, CELLS_BACKWARD])}'
@@ -366,7 +378,7 @@ def told(findings: list[Finding]) -> list[str]:
 def test_every_device_source_is_in_one_of_these_programs():
     sources = {path.stem for path in cuda_folder().rglob("*.cu")}
     of_networks = {"gru", "layer_product", "layerwise", "perceptron_forward", "perceptron_gradients", "recurrent_cells"}
-    of_networks |= {"convolution", "rollout"}
+    of_networks |= {"convolution", "convolution_stack", "rollout"}
     on_cpus = {"host_forward", "host_gradients"}
     assert sources == {*BUNDLED, *OF_NO_GAME, *of_networks, *on_cpus, "sampler", "learner"}
 
@@ -511,6 +523,17 @@ def test_convolutions_round_as_written_and_address_in_64_bits(convolution, archi
     made, cubin = built(text.replace(*WRITTEN), f"sm_{architecture}")
     kernels = [b"forward", b"weight_gradients", *[b"input_gradients"][: shape.has_input_gradients]]
     assert all(b".text.kernel_convolution_" + kernel + b"\0" in cubin for kernel in kernels)
+    assert told(lint(made, TENSOR_CORE_OPCODES["tf32"])) == []
+
+
+@pytest.mark.parametrize("architecture", [each for each in EACH if each.values[0] >= 80])
+@pytest.mark.slow
+def test_a_stack_of_convolutions_rounds_as_written_and_addresses_in_64_bits(architecture):
+    need(architecture)
+    text = stack_text()
+    assert text.count(WRITTEN[0]) == 1
+    made, cubin = built(text.replace(*WRITTEN), f"sm_{architecture}")
+    assert b".text.kernel_convolution_stack\0" in cubin
     assert told(lint(made, TENSOR_CORE_OPCODES["tf32"])) == []
 
 

@@ -10,7 +10,14 @@ from torch.nn import functional
 from gpu_vecenv import FunctionManager
 from gpu_vecenv.compile.backends import TensorCores
 from gpu_vecenv.train import convolution_kernels
-from gpu_vecenv.train.convolution_kernels import ConvolutionKernels, ConvolutionShape, convolve, why_not_convolution
+from gpu_vecenv.train.convolution_kernels import (
+    ConvolutionKernels,
+    ConvolutionShape,
+    ConvolutionStack,
+    convolve,
+    stack_on,
+    why_not_convolution,
+)
 from gpu_vecenv.train.convolutions import ConvolutionsWithReLU, ImageConvolution
 
 NAN = float("nan")
@@ -156,6 +163,50 @@ def test_no_images(device_of_networks):
     assert outputs.shape == (0, 1, 2, 5) and not weight.any() and not bias.any()
 
 
+STACKS = {
+    "as published": ((5, 8), (26, 32, 5, 1, 2), (32, 32, 3, 1, 1), (32, 32, 3, 1, 1)),
+    "odd sizes": ((7, 6), (2, 20, 3, 2, 1), (20, 5, 3, 1, 1), (5, 3, 2, 1, 0)),
+    "cells outside of all windows": ((4, 5), (3, 8, 3, 1, 1), (8, 16, 2, 2, 0)),
+}
+
+
+def stack_of(name):
+    """Layers, each of the outputs of the one before."""
+    torch.manual_seed(5)
+    image, *sizes = STACKS[name]
+    layers = []
+    for size in sizes:
+        layers.append(ImageConvolution(image, *size))
+        image = layers[-1].output_shape
+    return layers
+
+
+@pytest.mark.parametrize("multiprocessors", [2, 500])
+@pytest.mark.parametrize("name", STACKS)
+def test_a_stack_has_the_bits_of_its_layers(name, multiprocessors, device_of_networks, monkeypatch):
+    layers, functions = stack_of(name), FunctionManager(device_of_networks)
+    images, _ = sample(layers[0], 3, device_of_networks)
+    expected = images
+    for layer in layers:
+        parameters = (p.detach().to(device_of_networks) for p in layer.parameters())
+        expected = kernels_of(layer, device_of_networks).forward(expected, *parameters, relu=True)
+    cores = functions.backend.tensor_cores
+    few = TensorCores(multiprocessors, cores.block_shared_bytes, cores.block_shared_bytes)
+    monkeypatch.setattr(functions.backend, "tensor_cores", few)
+    stack = ConvolutionStack(functions, [layer.shape for layer in layers])
+    assert stack.most_images == multiprocessors * convolution_kernels.MAX_STACK_IMAGES
+    weights, biases = zip(*([p.detach().to(device_of_networks) for p in x.parameters()] for x in layers), strict=True)
+    found = stack.forward(images, weights, biases)
+    assert equal_bits([found], [expected])
+    assert stack.forward(images[:0], weights, biases).shape == (0, *expected.shape[1:])
+
+
+def test_layers_that_do_not_follow_each_other_are_no_stack(device_of_networks):
+    first, second, _ = (layer.shape for layer in stack_of("as published"))
+    device = torch.device(device_of_networks)
+    assert stack_on(device, (first,)) is None and stack_on(device, (second, first)) is None
+
+
 def test_what_does_not_fit_is_left_to_torch():
     cores = TensorCores(132, 233472, 232448)
     small = ConvolutionShape((5, 8), (5, 8), 26, 32, 5, 1, 2)
@@ -182,3 +233,22 @@ def test_a_layer_uses_kernels_in_tf32_alone():
         hooked = together(images)
     assert equal_bits([found.movedim(1, -1)], [expected]) and not equal_bits([found], [exact])
     assert equal_bits([with_relu, hooked], [found.relu()] * 2) and calls == [1]
+
+
+@pytest.mark.gpu
+def test_few_images_go_through_all_layers_in_one_launch(monkeypatch):
+    convolutions = [layer.cuda() for layer in stack_of("as published")]
+    layers = ConvolutionsWithReLU(*(module for layer in convolutions for module in (layer, nn.ReLU())))
+    images = sample(convolutions[0], 9, "cuda")[0].movedim(-1, 1)
+    stacked, forward = [], ConvolutionStack.forward
+    monkeypatch.setattr(ConvolutionStack, "forward", lambda self, *given: stacked.append(1) or forward(self, *given))
+    with products_in("tf32"):
+        with_gradients = layers(images)
+        with torch.no_grad():
+            found = layers(images)
+            assert stacked == [1]
+            many = layers(images.repeat(100, 1, 1, 1))
+        assert stacked == [1] and equal_bits([found, many[9:18]], [with_gradients.detach()] * 2)
+        with torch.no_grad(), products_in("float32"):
+            layers(images)
+    assert stacked == [1] and with_gradients.requires_grad
