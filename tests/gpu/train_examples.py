@@ -1,24 +1,27 @@
 """Examples of adapters whose tensors stay on the GPU, with thousands of environments: what they reach and how fast.
 
-usage: python tests/gpu/train_examples.py RESULTS.json [EXAMPLE…]
+    python tests/gpu/train_examples.py RESULTS.json [EXAMPLE…] [--seeds 10] [--max-seconds 540]
 
-Each runs in a process of its own, as it is written but for the sizes in SIZES; it measures its seconds itself.
+Each runs in a process of its own, as it is written but for the sizes in SIZES and its seeds, which are 1 there; it
+measures its seconds itself. A row is an example with one seed. Rows that the file has are kept; all examples have a
+seed before the next one begins. With --max-seconds the exit code is 3 if rows are left: the same command continues.
 $CLEANRL_SCRIPT is the file that CleanRL's example takes; without it, that example is left out.
 """
 
 from __future__ import annotations
 
-import json
+import argparse
 import os
 import re
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
+from typing import Any
 
 import torch
-
-from gpu_vecenv.engine.timing import provenance
+from measurements import Measurements
 
 CLEANRL_SCRIPT = os.environ.get("CLEANRL_SCRIPT", "")
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -41,7 +44,7 @@ SIZES: dict[str, tuple[int, dict[str, str]]] = {
     ),
     "cleanrl_isaacgym": (
         4096 * 33 * 57,
-        {"--num-envs 32": "--num-envs 4096", "--total-timesteps 60000": f"--total-timesteps {4096 * 33 * 57}"},
+        {"--num-envs 32": "--seed 1 --num-envs 4096", "--total-timesteps 60000": f"--total-timesteps {4096 * 33 * 57}"},
     ),
     "benchmarl_mappo": (
         4096 * 3 * 25 * 30,
@@ -54,38 +57,68 @@ SIZES: dict[str, tuple[int, dict[str, str]]] = {
 }
 
 
-def train(name: str) -> dict[str, object]:
-    """One example's metrics."""
-    agent_steps, changes = SIZES[name]
-    text = (EXAMPLES / f"{name}.py").read_text()
-    for old, new in {**changes, "seconds:.0f": "seconds:.2f"}.items():
+SEED = re.compile(r"""(seed(?:\(|=|": | ))1\b""")
+RANDOM, TRAINED, SECONDS = (
+    r"random(?: actions)? (-?[\d.]+)",
+    r"(?:training|trained|episodes) (-?[\d.]+)",
+    r"([\d.]+) s\b",
+)
+MORE = 3  # exit code
+
+
+def text_of(name: str, seed: int) -> str:
+    """The example with its size and seed."""
+    text = (EXAMPLES / f"{name}.py").read_text(encoding="utf-8")
+    for old, new in {**SIZES[name][1], "seconds:.0f": "seconds:.2f"}.items():
         assert old in text, f"{name}: no {old!r}"
         text = text.replace(old, new)
+    text, count = SEED.subn(rf"\g<1>{seed}", text)
+    assert count, f"{name}: no seed"
+    return text
+
+
+def figures_of(said: str) -> dict[str, float]:
+    """What the last line of an example tells: mean returns of random and trained play, and seconds of training."""
+    patterns = {"random": RANDOM, "trained": TRAINED, "seconds": SECONDS}
+    found = {key: re.search(pattern, said) for key, pattern in patterns.items()}
+    assert all(found.values()), said
+    return {key: float(match[1]) for key, match in found.items() if match}
+
+
+def train(name: str, seed: int) -> dict[str, Any]:
+    """One example's figures."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / f"{name}.py"
-        script.write_text(text)
+        script.write_text(text_of(name, seed), encoding="utf-8")
         command = [sys.executable, "-W", "ignore", str(script)]
         command += [CLEANRL_SCRIPT] if name.startswith("cleanrl") else []
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:
-        return {"example": name, "error": done.stderr[-2000:]}
+        sys.exit(f"{name} with seed {seed} has failed: {done.stderr[-2000:]}")
     said = done.stdout.strip().splitlines()[-1]
-    seconds = float(re.search(r"([\d.]+) s\b", said)[1])
-    rate = round(agent_steps / seconds)
-    return {"example": name, "said": said, "agent_steps": agent_steps, "agent_steps_per_s": rate}
+    figures, agent_steps = figures_of(said), SIZES[name][0]
+    rate = round(agent_steps / figures["seconds"])
+    return {"said": said, **figures, "agent_steps": agent_steps, "agent_steps_per_s": rate}
 
 
-def main(results: str, *names: str) -> None:
-    """Run them, print and write the metrics."""
-    rows = []
-    for name in names or [name for name in SIZES if CLEANRL_SCRIPT or not name.startswith("cleanrl")]:
-        rows.append(train(name))
-        print(json.dumps(rows[-1]), flush=True)
-    metrics = {**provenance(torch.device("cuda")), "rows": rows}
-    Path(results).write_text(json.dumps(metrics, indent=1) + "\n")
-    sys.exit(any("error" in row for row in rows))
+def main() -> None:
+    """Run what the file lacks."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path)
+    usable = [name for name in SIZES if CLEANRL_SCRIPT or not name.startswith("cleanrl")]
+    parser.add_argument("examples", nargs="*", metavar="EXAMPLE", help=f"of {', '.join(SIZES)}", default=usable)
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--max-seconds", type=float, default=float("inf"))
+    given = parser.parse_args()
+    given.device, given.quick = torch.device("cuda"), False
+    measurements, start = Measurements(given), time.monotonic()
+    for seed in range(1, given.seeds + 1):
+        for name in given.examples:
+            if time.monotonic() - start > given.max_seconds:
+                sys.exit(MORE)
+            measurements.measure({"example": name, "seed": seed}, lambda: train(name, seed))  # noqa: B023
 
 
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "4")
-    main(*sys.argv[1:])
+    main()

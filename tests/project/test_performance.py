@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "gpu")]
 
 import measurements  # noqa: E402
+import train_examples  # noqa: E402
 
 from benchmarks import performance  # noqa: E402
 from benchmarks.errors import BenchmarkError  # noqa: E402
@@ -167,3 +168,21 @@ def test_every_measurement_writes_a_file_that_becomes_a_table(tmp_path: Path) ->
             rows = [line for line in lines if line.startswith("| ")]
             assert len(rows) > 2 and any("(" in line for line in rows[2:]), name
             assert all((tmp_path / file).exists() for file in re.findall(r"/([\w-]+\.svg)\)", "\n".join(lines)))
+
+
+def test_examples_of_adapters_are_measured_with_other_sizes_and_seeds() -> None:
+    for name in train_examples.SIZES:
+        text = train_examples.text_of(name, 7)
+        compile(text, name, "exec")
+        original = (ROOT / "examples" / f"{name}.py").read_text(encoding="utf-8")
+        assert "4096" in text and "seed" in text and re.search(r"seed\S* ?1\b", text) is None
+        assert len(text.splitlines()) == len(original.splitlines())
+
+
+def test_the_figures_of_an_example_are_those_that_it_prints() -> None:
+    found = train_examples.figures_of("return at random -1230, trained -153 (0 at most), after 6.62 s")
+    assert found == {"random": -1230, "trained": -153, "seconds": 6.62}
+    found = train_examples.figures_of("return of random actions -26.5, after 12.04 s of training -14.2")
+    assert found == {"random": -26.5, "trained": -14.2, "seconds": 12.04}
+    found = train_examples.figures_of("return at random 22, of the last 100 episodes 499, 4.34 s")
+    assert found == {"random": 22, "trained": 499, "seconds": 4.34}
