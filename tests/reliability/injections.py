@@ -419,6 +419,7 @@ def fuzz_injections(
     """Try injections: the failures, and the numbers of refused and accepted ones by kind."""
     failures: list[str] = []
     counts: collections.Counter[str] = collections.Counter()
+    games = 0
     with tempfile.TemporaryDirectory() as name, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         folder = Path(name).resolve()
@@ -438,9 +439,11 @@ def fuzz_injections(
             counts[f"{kind}, {'accepted' if game is not None else 'refused'}"] += 1
             if not wrong and isinstance(attempt, Harmless) and game is not None:
                 wrong = source_problem(game, attempt.harmless)
-                if not wrong and isinstance(game, Env) and rng.randrange(compiled_every) == 0:
-                    counts["compiled"] += 1
-                    wrong = compiler_problem(game, recorder, records, attempt.harmless)
+                if not wrong and isinstance(game, Env):
+                    games += 1
+                    if games % compiled_every == 0:
+                        counts["compiled"] += 1
+                        wrong = compiler_problem(game, recorder, records, attempt.harmless)
             if injector.canary.exists():
                 wrong = "a shell executed it"
                 injector.canary.unlink()
