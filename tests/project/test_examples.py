@@ -165,7 +165,7 @@ def test_tag_baselines(game: str, device: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_train_against_script(device: str, tmp_path: Path) -> None:
-    options = ["--role", "tagger", "--total-steps", "60000", "--num-envs", "64", "--episodes", "200"]
+    options = ["--role", "tagger", "--total-steps", "8192", "--num-envs", "64", "--episodes", "64"]
     said = run(tmp_path, "train_against_script.py", *options, "--device", device)
     returns = [numbers(rf"{name} +│ [\d.]+% +│ [\d.]+ +│ (-?[\d.]+)", said)[0] for name in ("random", "its script")]
     assert returns[0] < returns[1]

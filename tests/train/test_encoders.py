@@ -393,7 +393,8 @@ def test_a_policy_does_not_depend_on_the_order_of_entities(device):
 def test_training_finds_what_is_in_images_and_lists(kind, network, normalized, device):
     """By chance they are right in a quarter and in about half of all cases."""
     settings = {"num_steps": 8, "learning_rate": 3e-3, "num_minibatches": 4, "activation": "relu"}
-    config = PPOConfig(total_steps=60_000, network=network, normalize_obs=normalized, **settings)
+    steps = 24_000 if kind is Quadrant else 60_000  # after which all of four seeds are right in all cases
+    config = PPOConfig(total_steps=steps, network=network, normalize_obs=normalized, **settings)
     trainer = Trainer(gpu_vecenv.make(kind, 128, device), config)
     trainer.train()
     assert trainer.evaluate(2000, greedy=True)["return_agent"] > 0.93
