@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from gpu_vecenv.train.convolutions import ConvolutionsWithReLU, ImageConvolution
-from gpu_vecenv.train.layers import RELU, layer
-from gpu_vecenv.train.networks import orthogonal
+from gpu_vecenv.train.layers import through
+from gpu_vecenv.train.networks import hidden_layers, orthogonal
 
 GAIN = 2**0.5  # of hidden layers
 FILTERS, KERNELS = 32, (5, 3, 3)
@@ -36,21 +36,16 @@ class PublishedCNN(nn.Module):
             layers += [convolution, nn.ReLU()]
             channels = FILTERS
         self.convolutions = ConvolutionsWithReLU(*layers)
-        self.dense = orthogonal(nn.Linear(FILTERS * height * width, units), GAIN)
+        self.dense = hidden_layers((FILTERS * height * width, units), "relu")
         self.actor = orthogonal(nn.Linear(units, num_actions), 0.01)
-        self.critic_dense = orthogonal(nn.Linear(units, units), GAIN)
+        self.critic_dense = hidden_layers((units, units), "relu")
         self.critic = orthogonal(nn.Linear(units, 1), 1.0)
 
     def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Images (…, height, width, channels) -> logits (…, num_actions) and values (…)."""
         images = self.convolutions(obs.reshape(-1, *obs.shape[-3:]).movedim(-1, 1))
         rows = images.movedim(1, -1).flatten(1)  # channels last, as in the published network and in memory
-        features = with_relu(self.dense, rows)
-        values = self.critic(with_relu(self.critic_dense, features))
+        features = through(self.dense, rows)
+        values = self.critic(through(self.critic_dense, features))
         leading = obs.shape[:-3]
         return self.actor(features).reshape(*leading, -1), values.reshape(leading)
-
-
-def with_relu(dense: nn.Linear, rows: torch.Tensor) -> torch.Tensor:
-    """A dense layer and a ReLU, whose gradients take one kernel beside the products."""
-    return layer(rows, dense.weight, dense.bias, RELU)

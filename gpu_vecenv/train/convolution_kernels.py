@@ -229,7 +229,7 @@ class ConvolutionKernels:
         self.shape, self._cores = shape, cores
         self._forward_images, self._back_images, _ = shape.images_at_once(cores)
         self._bytes = shape.shared_bytes(cores)
-        self._program = functions.compile(
+        program = functions.compile(
             cuda_folder() / "learner/convolution.cu",
             kernels=[FORWARD, WEIGHT_GRADIENTS, *([INPUT_GRADIENTS] if shape.has_input_gradients else [])],
             constants=convolution_source(shape, cores),
@@ -240,7 +240,7 @@ class ConvolutionKernels:
         biases = torch.arange(shape.filters, dtype=torch.int32) + len(weights)
         out_indices = torch.cat([weights.view(sizes).movedim(1, -1).flatten(), biases])
         self._sum_parts = column_sums_launch(functions, PARTS, out_indices.to(functions.device))
-        self._launches = _Launches(self._program)
+        self._launches = _Launches(program)
         self._lock = threading.Lock()  # threads that train on one device share the launch
 
     def forward(

@@ -128,15 +128,12 @@ class ConvolutionsWithReLU(nn.Sequential):
 
     def _stack(self, images: torch.Tensor) -> ConvolutionStack | None:
         """The kernel that computes all layers of the images; None: there is none, or gradients are recorded."""
-        shapes = list[ConvolutionShape]()
-        for layer in self:
-            if torch.is_grad_enabled() or has_hooks(layer):
-                return None
-            if isinstance(layer, ImageConvolution):
-                if layer.usable_kernels(images) is None:
-                    return None
-                shapes.append(layer.shape)
-        stack = stack_on(images.device, tuple(shapes)) if shapes else None
+        if torch.is_grad_enabled() or any(map(has_hooks, self)):
+            return None
+        layers = [layer for layer in self if isinstance(layer, ImageConvolution)]
+        if any(layer.usable_kernels(images) is None for layer in layers):
+            return None
+        stack = stack_on(images.device, tuple(layer.shape for layer in layers))
         return stack if stack is not None and len(images) <= stack.most_images else None
 
 

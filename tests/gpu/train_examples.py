@@ -4,7 +4,8 @@
 
 Each runs in a process of its own, as it is written but for the sizes in SIZES and its seeds, which are 1 there; it
 measures its seconds itself. A row is an example with one seed. Rows that the file has are kept; all examples have a
-seed before the next one begins. With --max-seconds the exit code is 3 if rows are left: the same command continues.
+seed before the next one begins. An example that fails is left out from then on, and the exit code is 1. With
+--max-seconds it is 3 if rows are left: the same command continues.
 $CLEANRL_SCRIPT is the file that CleanRL's example takes; without it, that example is left out.
 """
 
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from figures import UNFINISHED
 from measurements import Measurements
 
 CLEANRL_SCRIPT = os.environ.get("CLEANRL_SCRIPT", "")
@@ -63,7 +65,6 @@ RANDOM, TRAINED, SECONDS = (
     r"(?:training|trained|episodes) (-?[\d.]+)",
     r"([\d.]+) s\b",
 )
-MORE = 3  # exit code
 
 
 def text_of(name: str, seed: int) -> str:
@@ -86,15 +87,13 @@ def figures_of(said: str) -> dict[str, float]:
 
 
 def train(name: str, seed: int) -> dict[str, Any]:
-    """One example's figures."""
+    """One example's figures. Raises subprocess.CalledProcessError where it fails."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / f"{name}.py"
         script.write_text(text_of(name, seed), encoding="utf-8")
         command = [sys.executable, "-W", "ignore", str(script)]
         command += [CLEANRL_SCRIPT] if name.startswith("cleanrl") else []
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"{name} with seed {seed} has failed: {done.stderr[-2000:]}")
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
     said = done.stdout.strip().splitlines()[-1]
     figures, agent_steps = figures_of(said), SIZES[name][0]
     rate = round(agent_steps / figures["seconds"])
@@ -111,12 +110,17 @@ def main() -> None:
     parser.add_argument("--max-seconds", type=float, default=float("inf"))
     given = parser.parse_args()
     given.device, given.quick = torch.device("cuda"), False
-    measurements, start = Measurements(given), time.monotonic()
+    measurements, start, failed = Measurements(given), time.monotonic(), set[str]()
     for seed in range(1, given.seeds + 1):
-        for name in given.examples:
+        for name in [name for name in given.examples if name not in failed]:
             if time.monotonic() - start > given.max_seconds:
-                sys.exit(MORE)
-            measurements.measure({"example": name, "seed": seed}, lambda: train(name, seed))  # noqa: B023
+                sys.exit(UNFINISHED)
+            try:
+                measurements.measure({"example": name, "seed": seed}, lambda: train(name, seed))  # noqa: B023
+            except subprocess.CalledProcessError as error:
+                print(f"{name} with seed {seed} has failed: {error.stderr[-2000:]}", flush=True)
+                failed.add(name)
+    sys.exit(bool(failed))
 
 
 if __name__ == "__main__":
