@@ -6,6 +6,7 @@ The four numbers are those of Perolat et al., "A multi-agent reinforcement learn
 appropriation", 2017: see gpu_vecenv.envs.commons.social_metrics.
 """
 
+from collections.abc import Iterator
 from typing import Literal
 
 import numpy as np
@@ -31,6 +32,20 @@ def society(
     found = social_metrics({name: env.state[name].cpu().numpy() for name in counted}, game.max_steps)
     env.close()
     return {name: float(np.nanmean(values)) if np.isfinite(values).any() else np.nan for name, values in found.items()}
+
+
+def make_trainer(game: gpu_vecenv.Env, total_steps: int, num_envs: int, seed: int, device: str | None) -> Trainer:
+    """A trainer of all players, with the preset of the game but for the sizes."""
+    preset = {key: value for key, value in game.preset.items() if key not in ("num_envs", "total_steps")}
+    return Trainer(VecEnv(game, num_envs, device), PPOConfig(total_steps=total_steps, **preset), seed=seed)
+
+
+def societies(
+    game: gpu_vecenv.Env, policy: Policy, episodes: int, seed: int, device: str | None
+) -> Iterator[tuple[str, dict[str, float]]]:
+    """Players and what a society of them is like: random and trained ones."""
+    for name, players in (("random", None), ("trained", policy)):
+        yield name, society(game, players, episodes, seed, device)
 
 
 def main(
@@ -63,13 +78,10 @@ def main(
     played = gpu_vecenv.configure(
         game, common_reward=common_reward, num_agents=num_agents, max_steps=max_steps, **layout
     )
-    preset = {key: value for key, value in played.preset.items() if key not in ("num_envs", "total_steps")}
-    trainer = Trainer(VecEnv(played, num_envs, device), PPOConfig(total_steps=total_steps, **preset), seed=seed)
+    trainer = make_trainer(played, total_steps, num_envs, seed, device)
+    trainer.train()
     print(f"{'players':8} {'utility':>8} {'equality':>9} {'sustainability':>15} {'peace':>6}")
-    for name in ("random", "trained"):
-        if name == "trained":
-            trainer.train()
-        found = society(played, trainer.policies["player"] if name == "trained" else None, episodes, seed + 1, device)
+    for name, found in societies(played, trainer.policies["player"], episodes, seed + 1, device):
         print(
             f"{name:8} {found['utility']:8.3f} {found['equality']:9.3f} {found['sustainability']:15.1f} "
             f"{found['peace']:6.2f}"

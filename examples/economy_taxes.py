@@ -6,7 +6,8 @@ Trains workers and planner by the two phases of Zheng et al., "The AI Economist"
 each tax policy with these workers. To compare policies fairly, train workers under each: --tax-model.
 """
 
-from typing import Literal
+from collections.abc import Iterator
+from typing import Literal, get_args
 
 import torch
 import tyro
@@ -39,6 +40,31 @@ def measured(
     return found
 
 
+def make_trainer(
+    tax_model: TaxModel, total_steps: int, num_envs: int, num_steps: int, seed: int, device: str | None, **sizes: int
+) -> Trainer:
+    """A trainer of workers and planner by the two phases; ``sizes`` are parameters of the game."""
+    ranges = {"energy_cost": (0, 0.5), "tax_limit": (0, 1)}
+    env = gpu_vecenv.make("economy", num_envs, device, tax_model=tax_model, randomize=ranges, **sizes)
+    phases = {
+        "energy_cost": PiecewiseLinear([(0, (0, 0)), (0.3, (0.21, 0.21))]),
+        "tax_limit": PiecewiseLinear([(0.5, (0.1, 0.1)), (0.8, (1, 1))]),
+    }
+    preset = {key: value for key, value in env.game.preset.items() if key != "num_envs"}
+    config = PPOConfig(**{**preset, "total_steps": total_steps, "num_steps": num_steps})
+    return Trainer(env, config, curriculum=Curriculum(randomize=phases), seed=seed)
+
+
+def economies(
+    policy: GamePolicy, episodes: int, seed: int, device: str | None, **sizes: int
+) -> Iterator[tuple[str, str, list[float]]]:
+    """Taxes, workers and what is measured of them: each tax policy with random and with trained workers."""
+    for model in get_args(TaxModel):
+        game = gpu_vecenv.configure("economy", tax_model=model, **sizes)
+        for name, workers in (("random", None), ("trained", policy)):
+            yield model, name, measured(workers, game, episodes, seed, device)
+
+
 def main(
     tax_model: TaxModel = "planner",
     total_steps: int = 50_000_000,
@@ -66,23 +92,12 @@ def main(
         seed: Of everything.
     """
     sizes = {"max_steps": max_steps, "period": period, "saez_buffer_size": saez_buffer_size}
-    ranges = {"energy_cost": (0, 0.5), "tax_limit": (0, 1)}
-    env = gpu_vecenv.make("economy", num_envs, device, tax_model=tax_model, randomize=ranges, **sizes)
-    phases = {
-        "energy_cost": PiecewiseLinear([(0, (0, 0)), (0.3, (0.21, 0.21))]),
-        "tax_limit": PiecewiseLinear([(0.5, (0.1, 0.1)), (0.8, (1, 1))]),
-    }
-    preset = {key: value for key, value in env.game.preset.items() if key != "num_envs"}
-    config = PPOConfig(**{**preset, "total_steps": total_steps, "num_steps": num_steps})
-    trainer = Trainer(env, config, curriculum=Curriculum(randomize=phases), seed=seed)
+    trainer = make_trainer(tax_model, total_steps, num_envs, num_steps, seed, device, **sizes)
     trainer.train()
-    trained = GamePolicy(env.game, trainer.policies)
+    trained = GamePolicy(trainer.env.game, trainer.policies)
     print(f"{'taxes':14} {'workers':8} {'productivity':>12} {'equality':>9} {'product':>9}")
-    for model in ("planner", "free_market", "us_federal", "saez"):
-        game = gpu_vecenv.configure("economy", tax_model=model, **sizes)
-        for name, policy in (("random", None), ("trained", trained)):
-            found = measured(policy, game, episodes, seed + 1, device)
-            print(f"{model:14} {name:8} {found[0]:12.1f} {found[1]:9.3f} {found[2]:9.1f}")
+    for model, workers, found in economies(trained, episodes, seed + 1, device, **sizes):
+        print(f"{model:14} {workers:8} {found[0]:12.1f} {found[1]:9.3f} {found[2]:9.1f}")
 
 
 if __name__ == "__main__":
