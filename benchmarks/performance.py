@@ -1,4 +1,4 @@
-"""The measurements of docs/performance.md and its notes, and their tables: ``python -m benchmarks.performance``.
+"""Measurements of this library alone, and their tables in the pages PAGES: ``python -m benchmarks.performance``.
 
 It writes a table for each card that has files in docs/performance, named <card>-<measurement>.json, between the markers
 of its section. Times and ratios have quartiles where the files have them.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,10 +17,11 @@ from typing import Any
 
 from benchmarks.errors import BenchmarkError
 from benchmarks.table import FOLDER, digits, quartiles, rate
+from gpu_vecenv.engine import timing
 
 Results = Mapping[str, Any]
 Cells = tuple[str, ...]
-PAGES = tuple(FOLDER.parent / f"{name}.md" for name in ("performance", "performance_notes"))
+PAGES = tuple(FOLDER.parent / f"{name}.md" for name in ("performance", "performance_notes", "adapters", "reliability"))
 SAME = ("commit", "device", "torch", "python")  # in all files of a table
 MISSING = "-"
 
@@ -33,12 +35,16 @@ class Measurement:
         quick: The same on a CPU with sizes of tests, whose figures mean nothing; empty: needs a GPU.
         seconds: It ends within these.
         gpus: That it needs.
+        on_cpu: It is of a CPU in any case.
+        clients: It needs the RL libraries of the adapters.
     """
 
     command: str
     quick: str = ""
     seconds: int = 240
     gpus: int = 1
+    on_cpu: bool = False
+    clients: bool = False
 
 
 def _script(name: str, seconds: int = 240) -> Measurement:
@@ -73,8 +79,19 @@ MEASUREMENTS = {
         " --steps 100 --repeats 10 --json {file}",
         "python examples/cpu_baseline.py --num-envs 3 --cpu-envs 2 --steps 2 --repeats 2 --device cpu --json {file}",
     ),
-    "one-core": Measurement(f"taskset -c 0 {BENCH} --device cpu --json {{file}}", QUICK_STEPS),
+    "one-core": Measurement(f"taskset -c 0 {BENCH} --device cpu --json {{file}}", QUICK_STEPS, on_cpu=True),
     "two-gpus": Measurement("python tests/gpu/two_gpus.py {file}", seconds=400, gpus=2),
+    "cost-of-checks": _script("cost_of_checks", 300),
+    "interfaces": Measurement(
+        f"{BENCH} --interface gymnasium batched sb3 torchrl skrl rsl_rl rl_games cleanrl benchmarl --json {{file}}",
+        clients=True,
+    ),
+    "interfaces-numpy": Measurement(
+        f"{BENCH} --device cpu --interface supersuit tianshou rllib pufferlib --json {{file}}",
+        on_cpu=True,
+        clients=True,
+    ),
+    "train-examples": Measurement("python tests/gpu/train_examples.py {file}", seconds=540, clients=True),
 }
 
 
@@ -206,9 +223,48 @@ def _cpu_baseline(files: Mapping[str, Results]) -> Iterator[Cells]:
         yield (row["where"], f"{row['num_envs']:,}", rate(found), ratio)
 
 
+def _cost_of_checks(files: Mapping[str, Results]) -> Iterator[Cells]:
+    for row in files["cost-of-checks"]["rows"]:
+        medians, between = row["kernel_us"], row["kernel_us_quartiles"]
+        times = (digits(medians[way]) + quartiles(between[way]) for way in CHECKS)
+        yield (f"`{row['game']}`", f"{row['num_envs']:,}", *times)
+
+
+def _interfaces(files: Mapping[str, Results]) -> Iterator[Cells]:
+    """Of each interface that is measured with thousands of rows, its time less that of a step without it."""
+    (results,) = files.values()
+    found: dict[str, list[str]] = {}
+    for row in results["rows"]:
+        if row["num_envs"] > FEW:
+            step = row["vec_env_step_us"]
+            lower, upper = (f"{value - step:,.0f}" for value in row["interface_us_quartiles"])
+            cell = f"{row['interface_us'] - step:,.0f} ({lower} … {upper})"
+            found.setdefault(row["interface"], []).append(cell)
+    for name, cells in found.items():
+        yield (f"`{name}`", *cells)
+
+
+def _train_examples(files: Mapping[str, Results]) -> Iterator[Cells]:
+    """Of each example the seeds together."""
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for row in files["train-examples"]["rows"]:
+        found.setdefault(row["example"], []).append(row)
+    for name, rows in found.items():
+        trained, rates = ([row[key] for row in rows] for key in ("trained", "agent_steps_per_s"))
+        lower, middle, upper = timing.quartiles(trained)
+        reached = digits(middle) + quartiles((lower, upper))
+        lower, middle, upper = timing.quartiles(rates)
+        speed = rate({"median": middle, "quartiles": (lower, upper)})
+        random = statistics.median(row["random"] for row in rows)
+        yield (f"`{name}`", f"{len(rows)}", digits(random), reached, digits(min(trained)), speed)
+
+
+FEW = 64  # environments, of interfaces whose environments are Python objects
+CHECKS = ("default", "no look at actions", "end_on_nonfinite", "guards")
 CONVOLUTION_WAYS = ("convolutions", "products", "kernels")
 RATES = ("env-steps/s with sampling", "of the copy bandwidth")
 TIMES = ("µs a step", "µs with sampling")
+ROWS_OF_AGENTS = ("through", "1 agent, 4,096 rows", "65,536 rows", "4 agents, 4,096 rows", "65,536 rows")
 SECTIONS = {
     "steps": Section(
         ("cuda_core", "pycuda"),
@@ -265,6 +321,18 @@ SECTIONS = {
     ),
     "one-core": Section(
         ("one-core",), ("game", "environments x agents", *TIMES, *RATES), lambda files: _steps(files, ("one-core",))
+    ),
+    "cost-of-checks": Section(
+        ("cost-of-checks",),
+        ("game", "environments", "default", "without action validation", "end_on_nonfinite", "guard bands"),
+        _cost_of_checks,
+    ),
+    "interfaces": Section(("interfaces",), ROWS_OF_AGENTS, _interfaces),
+    "interfaces-numpy": Section(("interfaces-numpy",), ROWS_OF_AGENTS, _interfaces),
+    "train-examples": Section(
+        ("train-examples",),
+        ("example", "seeds", "random play", "trained", "lowest", "agent-steps/s"),
+        _train_examples,
     ),
     "cpu-baseline": Section(("cpu-baseline",), ("", "environments", "env-steps/s", "ratio"), _cpu_baseline),
 }

@@ -59,10 +59,7 @@ def _part(part: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         (row["kind"], row["game"], row["num_envs"], row["peer"], line(row)) for each in part for row in each["rows"]
     ]
     yield from (*HEAD, *(cells for *_, cells in sorted(rows)), "")
-    if commands := [_command(results) for results in part if "peer" in results]:
-        yield from ("```sh", *commands, "```", "")
-    else:
-        yield from (first["what"], "")
+    yield from ("```sh", *map(_command, part), "```", "")
 
 
 def _command(results: Mapping[str, Any]) -> str:
@@ -110,9 +107,7 @@ def rate(spread: Mapping[str, Any]) -> str:
 
 def ratio(row: Mapping[str, Any]) -> str:
     """Ours by theirs, of the pairs of repeats."""
-    if "ratio" in row:
-        return digits(row["ratio"]["median"]) + quartiles(row["ratio"]["quartiles"])
-    return digits(row["ours_env_steps_per_s"]["single"] / row["theirs_env_steps_per_s"]["single"])
+    return digits(row["ratio"]["median"]) + quartiles(row["ratio"]["quartiles"])
 
 
 def quartiles(values: Iterable[float]) -> str:

@@ -1,4 +1,4 @@
-"""All measurements of docs/performance.md and its notes, each into a file for ``python -m benchmarks.performance``.
+"""The measurements of this library alone, each into a file for ``python -m benchmarks.performance``.
 
     python3 tests/gpu/performance.py FOLDER [MEASUREMENT…] [--max-seconds 540]
 
@@ -43,7 +43,7 @@ def card_of(device: torch.device) -> str:
 
 def file_of(name: str, card: str) -> str:
     """Its name; of what is measured on a CPU it begins with cpu."""
-    return f"{'cpu' if name == 'one-core' else card}-{name}.json"
+    return f"{'cpu' if MEASUREMENTS[name].on_cpu else card}-{name}.json"
 
 
 def measure(name: str, file: Path, quick: bool) -> int:
@@ -87,7 +87,12 @@ def main() -> None:
     """Measure what the folder lacks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("measurements", nargs="*", metavar="MEASUREMENT", help=f"of {', '.join(MEASUREMENTS)}")
+    parser.add_argument(
+        "measurements",
+        nargs="*",
+        metavar="MEASUREMENT",
+        help=f"of {', '.join(MEASUREMENTS)}; by default all that need no RL library",
+    )
     parser.add_argument("--max-seconds", type=float, default=float("inf"))
     parser.add_argument("--quick", action="store_true", help="on a CPU with sizes of tests: the figures mean nothing")
     given = parser.parse_args()
@@ -95,7 +100,7 @@ def main() -> None:
         parser.error(f"no measurements {', '.join(unknown)}; expected some of {', '.join(MEASUREMENTS)}")
     device = resolve_device("cpu" if given.quick else "cuda")
     start, gpus = time.monotonic(), torch.cuda.device_count()
-    names = given.measurements or list(MEASUREMENTS)
+    names = given.measurements or [name for name, measurement in MEASUREMENTS.items() if not measurement.clients]
     if given.quick:
         names = [name for name in names if MEASUREMENTS[name].quick]
     else:

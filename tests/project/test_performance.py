@@ -1,4 +1,4 @@
-"""docs/performance.md and its notes: their tables are the raw files', and the scripts that measure these run."""
+"""The tables of benchmarks.performance: they are the raw files', and the scripts that measure these run."""
 
 import json
 import re
@@ -23,7 +23,10 @@ from gpu_vecenv.engine import timing  # noqa: E402
 
 PAGES = {path: path.read_text(encoding="utf-8") for path in performance.PAGES}
 TABLES = [
-    (path, found) for path, page in PAGES.items() for found in re.finditer(r"(?:^\|.*\n)+\n(.*)\n(.*)\n", page, re.M)
+    found
+    for page in PAGES.values()
+    for section in performance.MARKED.finditer(page)
+    for found in re.finditer(r"(?:^\|.*\n)+\n(.*)\n(.*)\n", section[0], re.M)
 ]
 
 
@@ -37,8 +40,8 @@ def test_the_tables_are_made_of_the_raw_files() -> None:
 
 
 def test_each_table_has_computer_commit_file_and_command_below_it() -> None:
-    assert len(TABLES) == sum(page.count("\n|---|") for page in PAGES.values()) >= 12
-    for _, found in TABLES:
+    assert len(TABLES) == sum(len(performance.read(section)) for section in performance.SECTIONS.values()) >= 16
+    for found in TABLES:
         caption, command = found[1], found[2]
         files = re.findall(r"`docs/performance/([^`]+\.json)`", caption)
         assert files and re.fullmatch(r"`(taskset -c 0 )?python .*`\\?", command), caption

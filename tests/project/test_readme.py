@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import shutil
+import statistics
 import subprocess
 import sys
 from itertools import pairwise
@@ -305,26 +306,6 @@ def metrics(file: str) -> list[dict[str, Any]]:
     return json.loads((ROOT / "docs" / "performance" / file).read_text())["rows"]
 
 
-def test_the_costs_of_interfaces_are_those_measured() -> None:
-    section = TEXTS["docs/adapters.md"].partition("## Overhead")[2].partition("\n## ")[0]
-    told = {name: cells.split(" | ") for name, cells in re.findall(r"^\| `(\w+)` \| (.*) \|$", section, re.MULTILINE)}
-    measured: dict[str, list[str]] = {}
-    for row in [*metrics("h200-interfaces.json"), *metrics("cpu-interfaces.json")]:
-        if row["num_envs"] > 64:
-            measured.setdefault(row["interface"], []).append(f"{round(row['overhead_us']):,}")
-    assert told == measured and len(told) >= 9
-
-
-def test_what_the_libraries_reach_is_what_was_measured() -> None:
-    section = TEXTS["docs/adapters.md"].partition("## Training results")[2].partition("\n## ")[0]
-    told = re.findall(r"^\| `(\w+)` \| (.*) \| ([\d.]+) M \|$", section, re.MULTILINE)
-    measured = [
-        (row["example"], row["said"], f"{row['agent_steps_per_s'] / 1e6:.2f}")
-        for row in metrics("h200-train-examples.json")
-    ]
-    assert told == measured and len(told) >= 6
-
-
 def test_the_claims_of_the_front_pages_are_measured() -> None:
     steps = performance.steps_of(performance.read(performance.SECTIONS["steps"])["h200"])
 
@@ -332,18 +313,26 @@ def test_the_claims_of_the_front_pages_are_measured() -> None:
         rows = steps[game, num_envs, num_agents].values()
         return max(row["sample_and_step_env_steps_per_s"] for row in rows)
 
-    trained = {row["example"]: row["agent_steps_per_s"] / 1e6 for row in metrics("h200-train-examples.json")}
+    trained: dict[str, list[float]] = {}
+    for row in metrics("h200-train-examples.json"):
+        trained.setdefault(row["example"], []).append(row["agent_steps_per_s"] / 1e6)
     carts = f"{rate('cartpole', 1_000_000, 1) / 1e9:.1f} G env-steps/s"
     readme, landing, reliability = TEXTS["README.md"], TEXTS["docs/index.md"], TEXTS["docs/reliability.md"]
     assert carts in readme and carts in landing
     assert f"{rate('tag_continuous', 100, 10_000) * 10_000 / 1e6:.0f} M agent-steps/s" in readme
-    assert f"makes {trained['torchrl_mappo']:.2f} M agent-steps/s" in readme
-    assert f"skrl's {trained['skrl_mappo']:.2f} M" in readme
+    assert f"makes {statistics.median(trained['torchrl_mappo']):.2f} M agent-steps/s" in readme
+    assert f"skrl's {statistics.median(trained['skrl_mappo']):.2f} M" in readme
+    adapters = TEXTS["docs/adapters.md"]
+    steps_us = [row["vec_env_step_us"] for row in metrics("h200-interfaces.json")]
+    assert f"the {min(steps_us):.0f} to {max(steps_us):.0f} of `VecEnv.step`" in adapters
+    numpy_rows = metrics("cpu-interfaces-numpy.json")
+    copies = [row["interface_us"] / 1e3 for row in numpy_rows if row["interface"] == "supersuit"]
+    assert f"vector took {min(copies):.0f} to {max(copies):.0f} ms for 64 environments" in adapters
     on_gpus = [int(n.replace(",", "")) for n in re.findall(r"([\d,]+) million agent-steps of an H", reliability)]
     assert f"{sum(on_gpus):,} million agent-steps" in readme and f"{sum(on_gpus):,} million agent-steps" in landing
     assert "114 million of them by WebAssembly" in readme and "114 million agent-steps, 0 differ" in reliability
-    adapters = TEXTS["docs/adapters.md"].partition("\n\n| library |")[2].partition("\n\n")[0]
-    libraries = re.findall(r"^\| ([\w-]+(?: Lightning)?) \|", adapters, re.MULTILINE)
+    table = adapters.partition("\n\n| library |")[2].partition("\n\n")[0]
+    libraries = re.findall(r"^\| ([\w-]+(?: Lightning)?) \|", table, re.MULTILINE)
     assert len(set(libraries) - {"SuperSuit"}) == 11  # which wraps, and trains nothing
     assert "Eleven RL libraries" in readme and "11 RL libraries" in landing
 
