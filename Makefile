@@ -87,7 +87,8 @@ test-all: $(VENV)/dev.stamp ## all tests that this environment and computer can 
 	$(ADAPTERS) $(EACH_LINE) -q $(COMPILES) -m "$(ALL)" $(ARGS)
 	$(PYTEST) $(PARALLEL) $(COMPILES) -m "$(ALL)" $(ARGS)
 
-test-exhaustive: $(VENV)/dev.stamp ## every case of what the other tests try in part: architectures, sanitizers, notebooks
+test-exhaustive: $(VENV)/dev.stamp ## every case of what the other tests try in part: architectures, sanitizers, notebooks, RL libraries that learn
+	$(ADAPTERS) $(EACH_LINE) -q -m "exhaustive and not gpu" $(ARGS)
 	$(PYTEST) $(PARALLEL) -m "exhaustive and not gpu" $(ARGS)
 
 test-clients: $(CLIENTS_APART:%=test-client-%) ## the tests of RL libraries that need environments of their own

@@ -183,6 +183,7 @@ def test_later_releases_find_the_ids_by_gymnasium_itself():
     assert said.strip() == "(2, 4)"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_example_runs_the_gpu_script_which_learns(release):
     said = output_of(release, ROOT / "examples" / "cleanrl_isaacgym.py", GPU_SCRIPT)

@@ -325,6 +325,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_two_processes_are_one_run_of_twice_the_envs(tmp_path):
     """Nobody ends or leaves here, so that the means over two shards are those over all rows."""

@@ -311,6 +311,7 @@ SPREAD = {"minibatch_size": 400, "horizon_length": 25, "max_epochs": 60, "learni
 PENDULUM = {"minibatch_size": 1024, "horizon_length": 64, "max_epochs": 40, "mini_epochs": 8}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("env_config", "kind", "config", "margin"),

@@ -234,6 +234,7 @@ def test_what_it_does_not_know_is_refused():
         rsl_rl.wrap(GymnasiumVectorEnv("pendulum", 2, "cpu", output="numpy"))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_ppo_learns_simple_spread():
     """Agents as rows; the episodes begin staggered."""

@@ -172,6 +172,7 @@ def test_sb3s_checker_passes_on_single_envs(name):
     check_env(GymnasiumEnv(name), warn=False)  # its advice on spaces is about choices that Gymnasium's games made
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_images_and_continuous_actions_learn_something():
     env = sb3.make(Painter, 8, "cpu", height=8, width=8)
@@ -194,6 +195,7 @@ def test_ppo_learns_cartpole():
     assert trained > 5 * at_random  # about 22 steps at random, of 500 at most
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_ppo_learns_tag_gridworld():
     """The runner's fifth of the rows learns as well: judged is the sum over an environment, whose taggers catch it."""

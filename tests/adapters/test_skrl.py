@@ -527,6 +527,7 @@ def learner(env, algorithm=None, rollouts=32, timesteps=1000, **config):
     return runner
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_ippo_learns_tag_gridworld():
     """PPO and MAPPO learn in the examples."""
@@ -573,6 +574,7 @@ def test_skrl_logs_returns_of_roles(tmp_path):
     assert logged["Info / return_lead"][-1] > 0 and logged["Info / return_other"][-1] > 0
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize(("example", "gain"), [("skrl_mappo.py", 2.5), ("skrl_ppo.py", 45)])
 def test_the_examples_learn(example, gain, tmp_path):

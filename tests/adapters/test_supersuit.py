@@ -317,6 +317,7 @@ def test_seeds_of_stable_baselines3_repeat():
     assert equal_bits(vector.reset(), twin.reset()[0])  # a seed counts once
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_ppo_learns_cartpole():
     PPO = pytest.importorskip("stable_baselines3", reason="stable-baselines3 is not installed").PPO

@@ -357,6 +357,7 @@ class Heads(torch.distributions.Distribution):
         return torch.zeros(self.batch_shape + self.event_shape)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_ppo_learns_tag_continuous():
     """Runners that are tagged leave early. They learn as well: judged are the taggers, over one episode an env."""

@@ -331,6 +331,7 @@ def test_a_missing_library_is_named(monkeypatch):
         importlib.reload(torchrl)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_example_learns(tmp_path):
     """TorchRL's collector, GAE and ClipPPOLoss as MAPPO."""

@@ -65,7 +65,7 @@ def declared(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_sanitizer")
-@pytest.mark.parametrize("mistake", mostly_exhaustive(MISTAKES, [name for name in MISTAKES if name != "crash"]))
+@pytest.mark.parametrize("mistake", mostly_exhaustive(MISTAKES, ["none", "division by zero"]))
 def test_a_finding_is_one_sentence_with_file_and_line(mistake, declared):
     statement, expected = MISTAKES[mistake]
     limit = 3.0 if mistake == "endless loop" else 100.0  # seconds of a step, of which a crash's report takes some

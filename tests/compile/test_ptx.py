@@ -391,6 +391,7 @@ SELDOM = {
     *("tag_continuous-egocentric=False", "cartpole-sampled", "tag_continuous-sampled", "race-sampled"),
     *("tag_gridworld-num_taggers=999-full_observation=False-end_on_nonfinite-sampled", "pendulum-sampled-beta"),
     "sacrifice-num_units=100-end_on_nonfinite",
+    "tag_continuous-num_taggers=500-num_runners=9500",
 }
 
 

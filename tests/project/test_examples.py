@@ -163,6 +163,7 @@ def test_tag_baselines(game: str, device: str, tmp_path: Path) -> None:
     assert caught["random", "flee"] <= caught["random", "random"]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_train_against_script(device: str, tmp_path: Path) -> None:
     options = ["--role", "tagger", "--total-steps", "8192", "--num-envs", "64", "--episodes", "64"]
@@ -183,6 +184,7 @@ def test_mappo_rnn(device: str, tmp_path: Path) -> None:
         run(tmp_path, "mappo_rnn.py", "--game", "tag_gridworld", "--device", device)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_mappo_rnn_learns(device: str, tmp_path: Path) -> None:
     said = run(tmp_path, "mappo_rnn.py", "--total-steps", "66000", "--device", device)

@@ -146,6 +146,7 @@ def job(folder: Path, *names: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_what_was_measured_is_left_out_and_another_commit_refused(tmp_path: Path) -> None:
     done = job(tmp_path, "sampler", "--max-seconds", "0")

@@ -36,6 +36,7 @@ def without_times(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{key: value for key, value in run.items() if key not in ("seconds", "part")} for run in runs]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_parts_of_the_figures_are_as_one_call(scripts: dict[str, ModuleType], device: str, tmp_path: Path) -> None:
     figures = scripts["preset_figures"]
@@ -71,6 +72,7 @@ def test_parts_of_the_figures_are_as_one_call(scripts: dict[str, ModuleType], de
         figures.main(tmp_path / "whole", figures.Options(games="chess", **small))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_sweep_tells_its_trials_best_first(
     scripts: dict[str, ModuleType], device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -119,6 +121,7 @@ def test_a_table_has_the_middle_half_the_worst_seed_and_those_that_failed(script
     assert lines[3].endswith("] | 1.0 |")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_zoo_s_settings_train(scripts: dict[str, ModuleType], tmp_path: Path) -> None:
     pytest.importorskip("stable_baselines3")

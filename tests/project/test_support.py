@@ -190,7 +190,7 @@ def test_anywhere(device):
 
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="torch finds a GPU")
-@pytest.mark.parametrize("processes", [0, 2])
+@pytest.mark.parametrize("processes", mostly_exhaustive([0, 2], [2]))
 def test_without_a_gpu_its_tests_are_left_out_and_counted(processes, tmp_path):
     (tmp_path / "test_kinds.py").write_text(OF_A_GPU)
     (tmp_path / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())
@@ -217,7 +217,7 @@ def test_last():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [0, 2])
+@pytest.mark.parametrize("processes", mostly_exhaustive([0, 2], [0]))
 def test_a_run_in_parts_begins_no_test_too_late_and_repeats_none_that_passed(processes, tmp_path):
     (tmp_path / "test_parts.py").write_text(IN_PARTS)
     (tmp_path / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())

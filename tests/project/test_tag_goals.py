@@ -28,6 +28,7 @@ def options(goals: ModuleType, device: str, **changes: Any) -> Any:
     return goals.Options(**{**given, **changes})
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_parts_train_as_one_run_does(
     goals: ModuleType, device: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

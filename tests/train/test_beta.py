@@ -106,6 +106,7 @@ def test_a_gaussian_policy_has_other_weights():
     assert gaussian.network.log_std is not None and gaussian.network.actor.out_features == 1
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", mostly_exhaustive([1, 2, 3], [1]))
 def test_pendulum_is_learned(seed, device):

@@ -387,7 +387,7 @@ def test_a_policy_does_not_depend_on_the_order_of_entities(device):
     ("kind", "network", "normalized"),
     mostly_exhaustive(
         [(kind, name, n) for kind, name in ((Quadrant, "cnn"), (Bids, "entities")) for n in (False, True)],
-        [(Quadrant, "cnn", False), (Bids, "entities", True)],
+        [(Bids, "entities", True)],
     ),
 )
 def test_training_finds_what_is_in_images_and_lists(kind, network, normalized, device):

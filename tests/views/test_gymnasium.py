@@ -630,7 +630,7 @@ def test_an_action_beyond_64_bits_is_refused(action):
 # What the rules of a game decide: of each version in one mode. What the views decide: of one game in each mode, and of
 # one with turns and one with a Box. All of it in `make test-exhaustive`.
 OF_RULES = ["K01", "K02", "K03", "K10", "K11"]
-BY_MODE = {"same_step": ["tag_gridworld", "connect_four"], "next_step": ["tag_gridworld", "pendulum"]}
+BY_MODE = {"same_step": ["connect_four"], "next_step": ["pendulum"]}
 VERSIONS = [(name, config) for name, game in GAMES.items() for config in versions(game).values()]
 CASES = [(i, name, config, mode) for i, (name, config) in enumerate(VERSIONS) for mode in MODES]
 EVERY_VERSION = [
