@@ -738,6 +738,11 @@ ADDRESSES = {
         "FOR_ITEMS (k, n) { Rng rng = {key[2 * k], key[2 * k + 1], 0, (u32)k, 1}; x[k * 7 + rng.below(1, 0, 7)] = 1; }",
     ),
     "read from memory": ("float* x, const i32* at, i64 n", "FOR_ITEMS (k, n) x[k * 8 + at[k] * 2] = 1;"),
+    "beside a float in shared memory": (
+        "float* x, const i32* at, float scale",
+        "__shared__ int index[32]; __shared__ float value[32]; index[threadIdx.x] = at[threadIdx.x]; "
+        "value[threadIdx.x] = scale * 3; __syncthreads(); x[index[threadIdx.x ^ 1]] = value[threadIdx.x ^ 1];",
+    ),
 }
 
 
@@ -818,6 +823,6 @@ def test_a_kernel_has_a_parameter_for_each_field_of_its_struct():
     made = ptx(
         planted("float* x, bool flag, i64 n, u8 small, i32 last", "FOR_ITEMS (k, n) x[k] = flag + small + last;")
     )
-    sizes = [int(bits) // 8 for bits, _ in PARAMETER.findall(made)]
+    sizes = [int(bits) // 8 for _, bits, _ in PARAMETER.findall(made)]
     assert sizes == [argument.field_dtype.itemsize for argument in kernel.arguments]
     assert parameter_spans(structure(kernel)) == list(zip(kernel.offsets.values(), sizes, strict=True))

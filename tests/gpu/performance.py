@@ -22,6 +22,7 @@ import time
 from pathlib import Path
 
 import torch
+from figures import UNFINISHED
 from measurements import ROOT, refuse_changes
 
 from benchmarks.performance import MEASUREMENTS, filled
@@ -29,8 +30,6 @@ from gpu_vecenv.compile.device import resolve_device
 from gpu_vecenv.engine.timing import provenance
 
 MOST_SECONDS = 540  # of a measurement
-UNFINISHED = "unfinished"  # folder of files that lack rows
-MORE = 3  # exit code
 
 
 def card_of(device: torch.device) -> str:
@@ -48,7 +47,7 @@ def file_of(name: str, card: str) -> str:
 
 def measure(name: str, file: Path, quick: bool) -> int:
     """Run the command, and move its file into its folder once it is complete; the command's exit code."""
-    unfinished = file.parent / UNFINISHED
+    unfinished = file.parent / "unfinished"  # files that lack rows
     unfinished.mkdir(parents=True, exist_ok=True)
     measurement, written = MEASUREMENTS[name], unfinished / file.name
     command = filled(measurement.quick if quick else measurement.command, written, file.with_suffix(".svg"))
@@ -62,7 +61,7 @@ def measure(name: str, file: Path, quick: bool) -> int:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)  # with the processes that it has started
             print(f"{name}: more than {MOST_SECONDS} s; the next call measures the rest", flush=True)
-            return MORE
+            return UNFINISHED
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
             raise
@@ -115,12 +114,12 @@ def main() -> None:
     for count, name in enumerate(left):
         if count and time.monotonic() - start + MEASUREMENTS[name].seconds > given.max_seconds:
             print(f"left: {', '.join(left[count:])}; the same command measures them", flush=True)
-            codes.append(MORE)
+            codes.append(UNFINISHED)
             break
         codes.append(measure(name, given.folder / file_of(name, card), given.quick))
-        if codes[-1] not in (0, MORE):
+        if codes[-1] not in (0, UNFINISHED):
             print(f"{name} has failed with {codes[-1]}", flush=True)
-    sys.exit(1 if set(codes) - {0, MORE} else max(codes, default=0))
+    sys.exit(1 if set(codes) - {0, UNFINISHED} else max(codes, default=0))
 
 
 if __name__ == "__main__":

@@ -170,14 +170,14 @@ def together(folder: Path, games: Sequence[str]) -> dict[str, Any]:
 def table(contents: Mapping[str, Any]) -> Iterator[str]:
     """Markdown: a line for each variant and row of its example; those of random players and workers once each."""
     found: dict[tuple[str, ...], list[Row]] = {}
+    first: dict[str, str] = {}  # game -> the variant whose random players are told
     for one in contents["runs"]:
         game, _, variant = one["variant"].partition("-")
         for row in one["rows"]:
             trained = row.get("players", row.get("workers")) == "trained"
             names = (game,) if "players" in row else ()
             names += (variant if trained else "random",) + ((row["taxes"],) if "taxes" in row else ())
-            first = next(other["variant"] for other in contents["runs"] if other["variant"].startswith(f"{game}-"))
-            if trained or one["variant"] == first:
+            if trained or one["variant"] == first.setdefault(game, one["variant"]):
                 found.setdefault(names, []).append(row)
     for names, rows in found.items():
         numbers = [name for name in rows[0] if name in DIGITS]

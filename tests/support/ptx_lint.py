@@ -4,7 +4,7 @@
 name the line of the source. Float rules look at single instructions. The rule about addresses follows values:
 
 * A value may be as large as the number of environments if it comes from the number of a block or of blocks (``%ctaid``,
-  ``%nctaid``), or from a parameter of the kernel: a count, or a pointer.
+  ``%nctaid``), or from a parameter of the kernel that is no float: a count, or a pointer.
 * It is cut to 32 bits by a 32-bit product or shift to the left with such a value in it, by a conversion to 32 bits in
   any of the forms that compilers give it, and by a float between. A 32-bit sum alone is none: compilers shorten a
   64-bit sum of a block's and a thread's number where it cannot overflow.
@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 ENTRY = re.compile(r"\.(?:entry|func)\b\s*(?:\([^)]*\)\s*)?([\w$]+)")
 FILE = re.compile(r'\.file\s+(\d+)\s+"([^"]*)"')
 LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)")
-PARAMETER = re.compile(r"\.param\s+\.[a-z](\d+)\b[^,()]*?([\w$]+_param_\d+)")  # bits and name
+PARAMETER = re.compile(r"\.param\s+\.([a-z])(\d+)\b[^,()]*?([\w$]+_param_\d+)")  # kind, bits and name
 INSTRUCTION = re.compile(r"(?:@!?(%?[\w$]+)\s+)?([a-z]\w*(?:(?:\.|::)\w+)*)\s*(.*)", re.DOTALL)
 LABEL = re.compile(r"[$\w]+:(?!:)\s*")
 REGISTER = re.compile(r"%[A-Za-z_]\w*(?:\.[xyzw])?")
@@ -133,13 +133,15 @@ def lint(ptx: str, allowed: Collection[str] = ()) -> list[Finding]:
     "float atomic", "call" (what is called cannot be followed) and "address".
     """
     found, kernels = [], dict[str, list[Instruction]]()
-    wide = {f"[{name}]" for bits, name in PARAMETER.findall(ptx) if bits == "64"}
+    parameters = PARAMETER.findall(ptx)
+    wide = {f"[{name}]" for _, bits, name in parameters if bits == "64"}
+    floats = {f"[{name}]" for kind, _, name in parameters if kind == "f"}
     for instruction in instructions(ptx):
         if instruction.opcode not in allowed:
             found += [Finding(rule, instruction) for rule in _float_rules(instruction)]
         kernels.setdefault(instruction.kernel, []).append(instruction)
     for body in kernels.values():
-        found += _addresses(body, wide)
+        found += _addresses(body, wide, floats)
     return found
 
 
@@ -178,6 +180,7 @@ class _Values:
     """What is known of the registers of one kernel: how large, and where they were cut."""
 
     wide_parameters: Collection[str]  # of 64 bits: a load of fewer cuts them
+    float_parameters: Collection[str]  # neither counts nor pointers
     level: dict[str, int] = field(default_factory=dict)
     origin: dict[str, Instruction] = field(default_factory=dict)
 
@@ -201,8 +204,10 @@ class _Values:
         return new
 
 
-def _addresses(body: list[Instruction], wide_parameters: Collection[str]) -> list[Finding]:
-    values, changed = _Values(wide_parameters), True
+def _addresses(
+    body: list[Instruction], wide_parameters: Collection[str], float_parameters: Collection[str]
+) -> list[Finding]:
+    values, changed = _Values(wide_parameters, float_parameters), True
     while changed:  # levels only rise: this ends
         changed = False
         for instruction in body:
@@ -249,8 +254,10 @@ def _flow(instruction: Instruction, values: _Values) -> bool:
 
 
 def _load_parameter(instruction: Instruction, values: _Values) -> bool:
-    """Load a parameter, which may be as large as the number of environments."""
+    """Load a parameter, which may be as large as the number of environments if it is no float."""
     target, source = instruction.operands
+    if source in values.float_parameters:
+        return False
     if source in values.wide_parameters and _bits(instruction.parts[-1]) < 64:
         return values.join(target, CUT, instruction)
     return values.join(target, LARGE, None)
