@@ -158,7 +158,7 @@ def test_collected_episodes_are_the_agents_own():
     env = tianshou.make(Script, 8, "cpu", **LEAVING)
     buffer = VectorReplayBuffer(24 * 10, 24)
     collector = Collector(actor_policy(env), env, buffer)
-    collector.reset()
+    collector.reset(gym_reset_kwargs={"seed": 1})
     stats = collector.collect(n_episode=24)
     early, truncated = 0, 0
     for row, own in enumerate(buffer.buffers):
@@ -218,7 +218,7 @@ def test_agents_move_and_begin_together():
     begun, _ = env.reset([0, 2, 1])
     assert (begun[:, 1] == 0).all() and begun[0, 4] != before[0, 4]
     collector = Collector(actor_policy(env), env)
-    collector.reset()
+    collector.reset(gym_reset_kwargs={"seed": 1})
     with pytest.raises(ValueError, match="Use an n_episode that is a multiple of the 3 agents"):
         collector.collect(n_episode=4)
 
@@ -326,7 +326,7 @@ def test_sac_and_normalised_observations_run():
     )
     sac = SAC(policy=SACPolicy(actor=actor, action_space=action), policy_optim=ADAM, critic=q, critic_optim=ADAM)
     collector = Collector(sac, env, VectorReplayBuffer(800, 4))
-    collector.reset()
+    collector.reset(gym_reset_kwargs={"seed": 1})
     collector.collect(n_step=160, random=True)
     params = OffPolicyTrainerParams(
         training_collector=collector, max_epochs=1, epoch_num_steps=80, collection_step_num_env_steps=8, batch_size=32
