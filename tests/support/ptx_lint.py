@@ -295,7 +295,7 @@ def _cuts(instruction: Instruction, inputs: list[str]) -> bool:
     if base == "shl" and _bits(kind) == 64:
         return any(number >= 32 for number in numbers)
     if base == "and":
-        return any(1 << 31 <= number < 1 << 62 for number in numbers)  # a mask of 63 bits rounds a count down
+        return any(1 << 31 <= number < 1 << 48 for number in numbers)  # a longer mask leaves a count as it is
     return base in ("mul24", "mad24", "dp2a", "dp4a", "shl", "shf", "bfe")
 
 
