@@ -706,6 +706,7 @@ ADDRESS_FAULTS = {
         "float* x",
         "int at = __shfl_sync(0xffffffffu, (int)(blockIdx.x * blockDim.x), 0); x[at] = 1;",
     ),
+    "bits beyond an int masked": ("float* x, i64 n", "FOR_ITEMS (k, n) x[k & 0x400007fffffffll] = 1;"),
     "long word taken apart": ("float* x, i64 n", "FOR_ITEMS (k, n) x[(u32)(k * 3) + (u32)((k * 3) >> 32)] = 1;"),
 }
 
@@ -731,6 +732,7 @@ ADDRESSES = {
     "count as a stride": ("float* x, i64 n", "x[(i64)threadIdx.x * n] = 1;"),
     "remainder": ("float* x, i64 n", "FOR_ITEMS (k, n) x[(u32)k * 2654435761u % 16] = 1;"),
     "bits": ("float* x, i64 n", "FOR_ITEMS (k, n) x[(u32)(k >> 3) * 2654435761u & 15] = 1;"),
+    "mask of 60 bits": ("float* x, i64 n", "FOR_ITEMS (k, n) x[k & 0x0fffffffffffffffll] = 1;"),
     "product as a value": ("i32* x, i64 n", "FOR_ITEMS (k, n) x[k] = (int)k * 3;"),
     "product in a question": ("i32* x, i64 n", "FOR_ITEMS (k, n) if ((int)k * 3 > 500) x[k] = 1;"),
     "random": (

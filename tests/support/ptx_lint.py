@@ -43,6 +43,7 @@ MEMORY = {"ld", "ldu", "st", "atom", "red", "prefetch", "cp"}
 NO_RESULT = {"st", "red", "prefetch", "bra", "ret", "exit", "bar", "barrier", "trap", "membar", "fence", "nanosleep"}
 SMALL = {"setp", "set", "popc", "clz", "bfind", "vote", "activemask", "match", "testp", "isspacep"}
 
+COUNT_BITS = (1 << 48) - (1 << 31)  # beyond a positive int; no count has more
 INSIDE, LARGE, CUT = 0, 1, 2  # inside an environment; as large as the number of environments; that, and cut to 32 bits
 
 
@@ -295,7 +296,8 @@ def _cuts(instruction: Instruction, inputs: list[str]) -> bool:
     if base == "shl" and _bits(kind) == 64:
         return any(number >= 32 for number in numbers)
     if base == "and":
-        return any(1 << 31 <= number < 1 << 48 for number in numbers)  # a longer mask leaves a count as it is
+        # A mask of 62 bits or more rounds a count down; one of fewer may leave it as it is.
+        return any(1 << 31 <= number < 1 << 62 and number & COUNT_BITS != COUNT_BITS for number in numbers)
     return base in ("mul24", "mad24", "dp2a", "dp4a", "shl", "shf", "bfe")
 
 
