@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -118,6 +117,12 @@ def spread(row: Mapping[str, Any], key: str) -> str:
     return digits(row[key]) + quartiles(row.get(f"{key}_quartiles", ()))
 
 
+def _rate(row: Mapping[str, Any], key: str) -> str:
+    """A rate with its quartiles; without them where the row has none."""
+    between = row.get(f"{key}_quartiles")
+    return rate({"median": row[key], "quartiles": between} if between else {"single": row[key]})
+
+
 def _size(row: Mapping[str, Any], other: str = "num_agents") -> str:
     return f"{row['num_envs']:,} x {row[other]:,}"
 
@@ -216,11 +221,7 @@ def _cpu_baseline(files: Mapping[str, Results]) -> Iterator[Cells]:
     rows = files["cpu-baseline"]["rows"]
     for row in rows:
         ratio = digits(row["env_steps_per_s"] / rows[0]["env_steps_per_s"])
-        between = row.get("env_steps_per_s_quartiles")
-        found = (
-            {"median": row["env_steps_per_s"], "quartiles": between} if between else {"single": row["env_steps_per_s"]}
-        )
-        yield (row["where"], f"{row['num_envs']:,}", rate(found), ratio)
+        yield (row["where"], f"{row['num_envs']:,}", _rate(row, "env_steps_per_s"), ratio)
 
 
 def _cost_of_checks(files: Mapping[str, Results]) -> Iterator[Cells]:
@@ -250,13 +251,13 @@ def _train_examples(files: Mapping[str, Results]) -> Iterator[Cells]:
     for row in files["train-examples"]["rows"]:
         found.setdefault(row["example"], []).append(row)
     for name, rows in found.items():
-        trained, rates = ([row[key] for row in rows] for key in ("trained", "agent_steps_per_s"))
-        lower, middle, upper = timing.quartiles(trained)
-        reached = digits(middle) + quartiles((lower, upper))
-        lower, middle, upper = timing.quartiles(rates)
-        speed = rate({"median": middle, "quartiles": (lower, upper)})
-        random = statistics.median(row["random"] for row in rows)
-        yield (f"`{name}`", f"{len(rows)}", digits(random), reached, digits(min(trained)), speed)
+        of_seeds = {key: [row[key] for row in rows] for key in ("random", "trained", "agent_steps_per_s")}
+        summary: dict[str, Any] = {}
+        for key, values in of_seeds.items():
+            summary |= timing.spread(key, values, 3)
+        reached, speed = spread(summary, "trained"), _rate(summary, "agent_steps_per_s")
+        lowest = digits(min(of_seeds["trained"]))
+        yield (f"`{name}`", f"{len(rows)}", digits(summary["random"]), reached, lowest, speed)
 
 
 FEW = 64  # environments, of interfaces whose environments are Python objects

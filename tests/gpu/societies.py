@@ -170,7 +170,7 @@ def together(folder: Path, games: Sequence[str]) -> dict[str, Any]:
 def table(contents: Mapping[str, Any]) -> Iterator[str]:
     """Markdown: a line for each variant and row of its example; those of random players and workers once each."""
     found: dict[tuple[str, ...], list[Row]] = {}
-    first: dict[str, str] = {}  # game -> the variant whose random players are told
+    first: dict[str, str] = {}  # game -> the variant whose random players are in the table
     for one in contents["runs"]:
         game, _, variant = one["variant"].partition("-")
         for row in one["rows"]:

@@ -4,7 +4,6 @@ import pytest
 import scipy.stats
 import torch
 from games.painter import Painter
-from support.cases import mostly_exhaustive
 from support.training import policy_of
 
 import gpu_vecenv
@@ -108,7 +107,7 @@ def test_a_gaussian_policy_has_other_weights():
 
 @pytest.mark.exhaustive
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", mostly_exhaustive([1, 2, 3], [1]))
+@pytest.mark.parametrize("seed", [1, 2, 3])
 def test_pendulum_is_learned(seed, device):
     """Torques of zero, and random ones, get about -1200; a swing to the top and a hold of it at least -400."""
     env = gpu_vecenv.make("pendulum", 64, device, autoreset_mode="next_step")
