@@ -7,15 +7,16 @@ appropriation", 2017: see gpu_vecenv.envs.commons.social_metrics.
 """
 
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Literal
 
 import numpy as np
-import torch
 import tyro
 
 import gpu_vecenv
 from gpu_vecenv import PPOConfig, Trainer, VecEnv
 from gpu_vecenv.envs.commons import social_metrics
+from gpu_vecenv.train.evaluation import Evaluator
 from gpu_vecenv.train.policy import Policy
 
 
@@ -23,14 +24,10 @@ def society(
     game: gpu_vecenv.Env, policy: Policy | None, episodes: int, seed: int, device: str | None
 ) -> dict[str, float]:
     """Means over one episode of each of so many environments; episodes in which nobody eats have no equality."""
-    env = VecEnv(game, episodes, device, autoreset_mode="disabled")
-    torch.manual_seed(seed)  # of the policy's draws
-    obs, _ = env.reset(seed=seed)
-    for _ in range(game.max_steps):
-        obs, *_ = env.step(policy.act(obs) if policy else env.sample_actions())
-    counted = ("eaten", "eaten_at", "steps_out")
-    found = social_metrics({name: env.state[name].cpu().numpy() for name in counted}, game.max_steps)
-    env.close()
+    with closing(VecEnv(game, episodes, device)) as env, closing(Evaluator(env, episodes)) as evaluator:
+        evaluator({"player": policy}, episodes, seed=seed)
+        counted = {name: evaluator.env.state[name].cpu().numpy() for name in ("eaten", "eaten_at", "steps_out")}
+    found = social_metrics(counted, game.max_steps)
     return {name: float(np.nanmean(values)) if np.isfinite(values).any() else np.nan for name, values in found.items()}
 
 

@@ -7,13 +7,14 @@ each tax policy with these workers. To compare policies fairly, train workers un
 """
 
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Literal, get_args
 
-import torch
 import tyro
 
 import gpu_vecenv
 from gpu_vecenv import Curriculum, GamePolicy, PiecewiseLinear, PPOConfig, Trainer
+from gpu_vecenv.train.evaluation import Evaluator
 
 TaxModel = Literal["planner", "free_market", "us_federal", "saez"]
 
@@ -25,19 +26,13 @@ def measured(
 
     Rates by Saez's formula are random until enough incomes have been observed, in episodes that do not count.
     """
-    env = gpu_vecenv.VecEnv(game, episodes, device, autoreset_mode="disabled")
-    torch.manual_seed(seed)  # of the policies' draws
     incomes = game.num_workers * (game.max_steps // game.period)
     before = -(-game.saez_buffer_size // incomes) if game.tax_model == "saez" else 0
-    for episode in range(before + 1):
-        obs, info = env.reset(seed=None if episode else seed)
-        for _ in range(game.max_steps):
-            actions = policy(obs, info["action_mask"]) if policy else env.sample_actions()
-            obs, *_, info = env.step(actions)
-    productivity, equality = env.state["productivity"], env.state["equality"]
-    found = [value.mean().item() for value in (productivity, equality, productivity * equality)]
-    env.close()
-    return found
+    with closing(gpu_vecenv.VecEnv(game, episodes, device)) as env, closing(Evaluator(env, episodes)) as evaluator:
+        actors = {role: policy[role] if policy else None for role in game.roles}
+        found = evaluator.of_each_episode(actors, (before + 1) * episodes, seed=seed)
+    productivity, equality = (found[f"state_{name}"][-episodes:] for name in ("productivity", "equality"))
+    return [value.mean().item() for value in (productivity, equality, productivity * equality)]
 
 
 def make_trainer(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
@@ -17,6 +18,7 @@ from gpu_vecenv.engine.sampler import Sampler
 from gpu_vecenv.engine.vec_env import Fault, VecEnv
 from gpu_vecenv.errors import ConfigError, EnvContractError, NonFiniteError
 from gpu_vecenv.progress import OnProgress, no_progress, part
+from gpu_vecenv.train.graph import GraphedCallable, GraphPool, capture_stream, ordered_on
 from gpu_vecenv.train.policy import Policy
 from gpu_vecenv.train.recurrent import kept
 from gpu_vecenv.train.role_view import RoleView, agents_of, check_each_agent_once
@@ -25,6 +27,7 @@ from gpu_vecenv.train.role_view import RoleView, agents_of, check_each_agent_onc
 # action space, or None for a random policy. Functions are called for up to 15 steps after the last episode has ended.
 RolePolicy: TypeAlias = Policy | Callable[[torch.Tensor], torch.Tensor] | None
 MAX_STEPS = 1_000_000  # of an episode, of games without max_steps
+OWN_PACKAGES = ("gpu_vecenv", "torch")  # of modules whose calls do all their work on the device
 STEPS_PER_SYNC = 16  # steps between the host's checks whether all episodes have ended
 
 
@@ -35,6 +38,10 @@ class RolePolicies:
     the environment's index, not on the number of environments.
 
     It keeps the states of recurrent policies: one for each agent, which begins at 0 with each episode.
+
+    Attributes:
+        capturable: Whether a call can be captured in a CUDA graph: no actor is a function, and no network has a module
+            of a user's, which may do on the host what replays of a graph would leave out.
 
     Args:
         env: The environment, without ``agents_as_envs``.
@@ -71,6 +78,9 @@ class RolePolicies:
         self._policies = {name: actor for name, actor in self.role_policies.items() if isinstance(actor, Policy)}
         for name, policy in self._policies.items():
             check_fits_agents(f"the policy of {name}", policy, self.views[name])
+        modules = [module for policy in self._policies.values() for module in policy.modules()]
+        self.capturable = all(name in self._policies or actor is None for name, actor in self.role_policies.items())
+        self.capturable &= all(type(module).__module__.split(".")[0] in OWN_PACKAGES for module in modules)
         self._agents = {
             name: positions_of(env, name, self.views[name], policy)
             for name, policy in self._policies.items()
@@ -109,7 +119,7 @@ class RolePolicies:
                 begins = (self.env.elapsed_steps == 0)[:, None].expand(own_obs.shape[:2])
                 outputs, state = policy.acting(own_obs, kept(self._states[name], ~begins), self._agents.get(name))
                 assert state is not None
-                self._states[name] = kept(state, self.env.active[:, view.agents])
+                self._states[name].copy_(kept(state, self.env.active[:, view.agents]))
             else:
                 outputs = policy.parameters_of(own_obs, self._agents.get(name))
             mask = None if action_mask is None else view.mask(action_mask[:, view.agents])
@@ -247,7 +257,11 @@ def _check_actions(env: VecEnv) -> None:
 class Evaluator:
     """Plays whole episodes in a copy of ``env``, which is made once; ``env`` is not stepped.
 
-    What a call returns depends on its arguments, and on the shared fields of ``env`` at that time, alone.
+    What a call returns depends on its arguments, and on the shared fields of ``env`` at that time, alone. On a GPU a
+    step with its actions is one CUDA graph, if the actors are ``capturable``.
+
+    Attributes:
+        env: The copy. After a call its state is that in which the episodes of the last round ended.
 
     Args:
         env: The template.
@@ -256,8 +270,8 @@ class Evaluator:
     """
 
     def __init__(self, env: VecEnv, num_envs: int, first_env_index: int = 0) -> None:
-        self._template, self._env = env, evaluation_env(env, num_envs, first_env_index)
-        self._buffers = self._env.step_buffers()
+        self._template, self.env = env, evaluation_env(env, num_envs, first_env_index)
+        self._buffers = self.env.step_buffers()
 
     def __call__(
         self,
@@ -302,44 +316,59 @@ class Evaluator:
         greedy: bool,
         seed: int,
         on_progress: OnProgress,
-    ) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor | None]]:
+    ) -> list[tuple[dict[str, torch.Tensor], torch.Tensor | None]]:
         """An episode of each environment at a time: metric -> (episodes of the round,) float64; digests if greedy."""
-        env, buffers, rounds = self._env, self._buffers, -(-episodes // self._env.num_envs)
+        env, buffers, rounds = self.env, self._buffers, -(-episodes // self.env.num_envs)
         copy_shared_values(self._template, env)
         act = RolePolicies(env, role_policies, greedy)
-        for index in range(rounds):
-            played = index * env.num_envs
-            obs, _ = env.reset(seed=seed if index == 0 else None, out=buffers)
-            env.clear_episode_statistics()
-            label = f"episodes {played + 1:,} to {min(played + env.num_envs, episodes):,} of {episodes:,}"
-            digest = Digest(env.functions, env.num_envs) if greedy else None
+        digest = Digest(env.functions, env.num_envs) if greedy else None
+
+        def step() -> None:
+            running = env.active.any(1)
+            env.step(act(buffers.obs, buffers.action_mask), out=buffers)
             if digest is not None:
-                digest.add_outputs(obs)
-            for _ in steps_until_all_done(env, part(on_progress, index, rounds, label)):
-                running = env.active.any(1) if digest is not None else None
-                env.step(act(obs, buffers.action_mask), out=buffers)
-                if digest is not None and running is not None:
-                    before = digest.words.clone()
-                    digest.add_outputs(obs, buffers.rewards)
-                    digest.words.copy_(torch.where(running, digest.words, before))
-            counted = slice(0, min(env.num_envs, episodes - played))
-            statistics = {name: tensor[counted] for name, tensor in env.episode_statistics().items()}
-            metrics = {"episode_length": statistics["lengths"], "terminated_fraction": statistics["terminations"]}
-            for role, where in env.game.layout.role_slices.items():
-                metrics[f"return_{role}"] = statistics["returns"][:, where].sum(-1) / max(
-                    env.game.layout.roles[role], 1
-                )
-            for name, view in act.views.items():
-                if name not in env.game.layout.roles:
-                    metrics[f"return_{name}"] = statistics["returns"][:, view.agents].mean(-1)
-            for name in env.game.state_metrics:  # the state stays as it is at the end of an episode
-                metrics[f"state_{name}"] = env.state[name][counted, None].flatten(1).double().mean(1)
-            copies = {name: tensor.to(torch.float64, copy=True) for name, tensor in metrics.items()}
-            yield copies, None if digest is None else digest.words[counted]
+                before = digest.words.clone()
+                digest.add_outputs(buffers.obs, buffers.rewards)
+                digest.words.copy_(torch.where(running, digest.words, before))
+
+        stream, graph_pool = None, None
+        if env.device.type == "cuda" and act.capturable and env.why_not_fused() is None:
+            stream, graph_pool = capture_stream(env.functions.backend, threading.get_ident()), GraphPool()
+        graphed = GraphedCallable(step, "the evaluation", graph_pool)
+        played = []
+        with ordered_on(stream, env.device):
+            for index in range(rounds):
+                first = index * env.num_envs
+                label = f"episodes {first + 1:,} to {min(first + env.num_envs, episodes):,} of {episodes:,}"
+                env.reset(seed=seed if index == 0 else None, out=buffers)
+                env.clear_episode_statistics()
+                if digest is not None:
+                    digest.words.zero_()
+                    digest.add_outputs(buffers.obs)
+                for _ in steps_until_all_done(env, part(on_progress, index, rounds, label)):
+                    graphed()
+                counted = slice(0, min(env.num_envs, episodes - first))
+                digests = None if digest is None else digest.words[counted].clone()
+                played.append((self._metrics(act, counted), digests))
+        return played
+
+    def _metrics(self, act: RolePolicies, counted: slice) -> dict[str, torch.Tensor]:
+        """Of the episodes that have ended in some of the environments; copies."""
+        env = self.env
+        statistics = {name: tensor[counted] for name, tensor in env.episode_statistics().items()}
+        metrics = {"episode_length": statistics["lengths"], "terminated_fraction": statistics["terminations"]}
+        for role, where in env.game.layout.role_slices.items():
+            metrics[f"return_{role}"] = statistics["returns"][:, where].sum(-1) / max(env.game.layout.roles[role], 1)
+        for name, view in act.views.items():
+            if name not in env.game.layout.roles:
+                metrics[f"return_{name}"] = statistics["returns"][:, view.agents].mean(-1)
+        for name in env.game.state_metrics:  # the state stays as it is at the end of an episode
+            metrics[f"state_{name}"] = env.state[name][counted, None].flatten(1).double().mean(1)
+        return {name: tensor.to(torch.float64, copy=True) for name, tensor in metrics.items()}
 
     def close(self) -> None:
         """Release the memory of the copy."""
-        self._env.close()
+        self.env.close()
 
 
 def evaluate(

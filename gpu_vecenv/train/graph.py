@@ -40,6 +40,20 @@ def capture_stream(backend: Backend, thread: int, branch: int = 0) -> torch.cuda
 
 
 @contextmanager
+def ordered_on(stream: torch.cuda.Stream | None, device: torch.device) -> Iterator[None]:
+    """Run on a stream, in order with the caller's work before and after; no effect if it is None or the caller's."""
+    if stream is None or (callers := torch.cuda.current_stream(device)) == stream:
+        yield
+        return
+    stream.wait_stream(callers)
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    finally:
+        callers.wait_stream(stream)
+
+
+@contextmanager
 def on_stream(stream: torch.cuda.Stream | None, device: torch.device, *, allow_tf32: bool) -> Iterator[None]:
     """Run on a stream, in order with the caller's, with TF32 products or without; no effect if it is None."""
     if stream is None:
@@ -49,16 +63,11 @@ def on_stream(stream: torch.cuda.Stream | None, device: torch.device, *, allow_t
     before = matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic
     matmul.allow_tf32 = cudnn.allow_tf32 = allow_tf32
     cudnn.deterministic = True
-    callers = torch.cuda.current_stream(device)
-    if callers != stream:
-        stream.wait_stream(callers)
     try:
-        with torch.cuda.stream(stream):
+        with ordered_on(stream, device):
             yield
     finally:
         matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic = before
-        if callers != stream:
-            callers.wait_stream(stream)
 
 
 class GraphPool:

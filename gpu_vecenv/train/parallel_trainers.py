@@ -6,9 +6,8 @@ Where the iterations of all are the same launches of kernels, each launch is one
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -16,7 +15,7 @@ import torch
 
 from gpu_vecenv.engine.arguments import validate_int
 from gpu_vecenv.errors import ConfigError, NonFiniteError
-from gpu_vecenv.train.graph import GraphedCallable, GraphPool, capture_stream
+from gpu_vecenv.train.graph import GraphedCallable, GraphPool, capture_stream, ordered_on
 from gpu_vecenv.train.joined_iterations import JoinedIterations, join_iterations
 from gpu_vecenv.train.metrics import read_totals
 from gpu_vecenv.train.trainer import Trainer
@@ -89,7 +88,7 @@ class ParallelTrainers:
             return []
         if len(trainers) == 1 or (self._stream is None and not self._joins):
             return [_result(partial(trainer.train_interval, log_interval)) for trainer in trainers]
-        with self._on_stream():
+        with ordered_on(self._stream, self.device):
             launching = tuple(trainers)
             while launching:
                 self._launch(launching)
@@ -131,20 +130,6 @@ class ParallelTrainers:
         """Whether each launch of the last iteration of these trainers was one for all of them."""
         graphed = self._graphed.get(tuple(trainers))
         return graphed is not None and isinstance(graphed.call, JoinedIterations)
-
-    @contextlib.contextmanager
-    def _on_stream(self) -> Iterator[None]:
-        """Run on a stream where graphs can be captured; no effect on the CPU."""
-        if self._stream is None:
-            yield
-            return
-        stream = self._stream
-        stream.wait_stream(torch.cuda.current_stream(self.device))
-        try:
-            with torch.cuda.stream(stream):
-                yield
-        finally:
-            torch.cuda.current_stream(self.device).wait_stream(stream)
 
 
 class _Branches:

@@ -3,7 +3,8 @@
 usage: python tests/gpu/curves.py FIGURES.json FOLDER     writes FOLDER/<game>.png
 
 A line is the interquartile mean over the seeds, with its 95 % bootstrap interval; the points are evaluations of a role
-against random opponents, with sampled actions.
+against random opponents, with sampled actions. Of tests/gpu/societies.py they are what it measures, and seeds that lack
+a number are left out.
 """
 
 from __future__ import annotations
@@ -29,18 +30,21 @@ def pictures(contents: Mapping[str, Any]) -> dict[str, dict[str, Runs]]:
     return games
 
 
-def draw(rows: Mapping[str, Runs], path: Path) -> None:
-    """A panel for each role, a line for each row."""
+def draw(rows: Mapping[str, Runs], path: Path, measured: str = "returns") -> None:
+    """A panel for each role, or for each number by its name, a line for each row."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
 
     (roles,) = {tuple(run["curve"][0][1]) for runs in rows.values() for run in runs}
-    figure = Figure(figsize=(5.2 * len(roles) + 2.0 * (len(rows) > 1), 3.6), layout="constrained")
-    for axes, role in zip(figure.subplots(1, len(roles), squeeze=False)[0], roles, strict=True):
+    lines = -(-len(roles) // 3)
+    columns = -(-len(roles) // lines)
+    figure = Figure(figsize=(5.2 * columns + 2.0 * (len(rows) > 1), 3.6 * lines), layout="constrained")
+    for axes, role in zip(figure.subplots(lines, columns, squeeze=False).flat, roles, strict=True):
         for (row, runs), colour in zip(rows.items(), COLOURS, strict=False):
             points = list(zip(*(run["curve"] for run in runs), strict=True))
-            steps = [point[0][0] for point in points]
-            found = [bootstrap_interval([returns[role] for _, returns in point]) for point in points]
+            values = {point[0][0]: [found[role] for _, found in point if found[role] is not None] for point in points}
+            intervals = {env_steps: bootstrap_interval(of_seeds) for env_steps, of_seeds in values.items() if of_seeds}
+            steps, found = list(intervals), list(intervals.values())
             axes.plot(steps, [one.value for one in found], marker="o", markersize=3, color=colour, label=row)
             axes.fill_between(
                 steps,
@@ -50,9 +54,10 @@ def draw(rows: Mapping[str, Runs], path: Path) -> None:
                 alpha=0.2,
                 linewidth=0,
             )
-        axes.set_title(f"return, {role}")
+        axes.set_title(f"return, {role}" if measured == "returns" else role)
         axes.set_xlabel("env-steps (all environments)")
-        axes.set_ylabel("reward per agent and episode")
+        if measured == "returns":
+            axes.set_ylabel("reward per agent and episode")
         axes.set_xlim(left=0)
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.grid(alpha=0.3)
@@ -64,5 +69,6 @@ def draw(rows: Mapping[str, Runs], path: Path) -> None:
 
 
 if __name__ == "__main__":
-    for game, rows in pictures(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))).items():
-        draw(rows, Path(sys.argv[2]) / f"{game}.png")
+    contents = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    for game, rows in pictures(contents).items():
+        draw(rows, Path(sys.argv[2]) / f"{game}.png", contents.get("measured", "returns"))

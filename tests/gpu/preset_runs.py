@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -87,10 +87,19 @@ class Group:
     Args:
         trainers: Name of a run -> its trainer, new; closed at the end of the ``with`` statement.
         figures: Its "unfinished" has the curves and seconds of runs that are not complete.
+        settings: How runs are measured.
+        point: What an evaluation during training measures, numbers by name; None: the returns of each trained role.
     """
 
-    def __init__(self, trainers: Mapping[str, Trainer], figures: Figures, settings: Settings) -> None:
+    def __init__(
+        self,
+        trainers: Mapping[str, Trainer],
+        figures: Figures,
+        settings: Settings,
+        point: Callable[[Trainer], Mapping[str, float | None]] | None = None,
+    ) -> None:
         self.trainers, self.figures, self.settings = dict(trainers), figures, settings
+        self._point = point or (lambda trainer: returns_of(trainer, settings.curve_episodes))
         self.together = ParallelTrainers(list(trainers.values()))
         self.kept: dict[str, dict[str, Any]] = {}
         unfinished = figures.contents.setdefault("unfinished", {})
@@ -143,7 +152,7 @@ class Group:
             trainer, kept = self.trainers[name], self.kept[name]
             if not kept["error"]:
                 env_steps = trainer.iteration * trainer.env_steps_per_iteration
-                kept["curve"].append([env_steps, returns_of(trainer, self.settings.curve_episodes)])
+                kept["curve"].append([env_steps, self._point(trainer)])
                 self.checkpoint(name).parent.mkdir(parents=True, exist_ok=True)
                 trainer.save(self.checkpoint(name))
         self.figures.save()

@@ -122,7 +122,8 @@ def test_the_table_of_goals_of_tag_continuous_is_what_was_measured() -> None:
 
 
 def test_the_tables_of_societies_are_what_was_measured() -> None:
-    with imported_script(SCRIPTS / "societies.py", "figures", "measurements", "commons", "economy_taxes") as societies:
+    modules = "figures", "preset_runs", "results", "commons", "economy_taxes"
+    with imported_script(SCRIPTS / "societies.py", *modules) as societies:
         for file, count in (("commons.json", 6), ("economy.json", 20)):
             rows = list(societies.table(results(file)))
             assert len(rows) == count and [row for row in rows if row not in TEXT] == []

@@ -152,7 +152,7 @@ def test_evaluations_have_the_ranges_of_the_time(device):
     )
     evaluator = Evaluator(trainer.env, 4)
     evaluator({"agent": None}, 4)
-    assert evaluator._env.state["gravity"].eq(9).all()
+    assert evaluator.env.state["gravity"].eq(9).all()
 
 
 def test_shared_fields_follow_and_observations_with_them(device):
@@ -195,7 +195,7 @@ def test_initial_states_count_from_the_next_reset_on_and_in_evaluations(device):
     evaluator = Evaluator(trainer.env, 8)
     evaluator({"agent": None}, 8)
     expected = torch.tensor([10.4, 10.65, 10.9, 11.15], device=device)
-    found = evaluator._env.state["gravity"]
+    found = evaluator.env.state["gravity"]
     assert found[:, None].sub(expected).abs().min(1).values.max() < 1e-6 and len(found.unique()) > 1
 
 

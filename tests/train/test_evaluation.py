@@ -1,7 +1,7 @@
 """Evaluation: whole episodes, exactly as many as asked for, played by policies, scripts or chance."""
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -21,6 +21,7 @@ from gpu_vecenv import Env, Field
 from gpu_vecenv.declare.env import i32
 from gpu_vecenv.errors import ConfigError, EnvContractError, NonFiniteError
 from gpu_vecenv.train.evaluation import RolePolicies, evaluate
+from gpu_vecenv.train.policy import Policy
 from gpu_vecenv.train.trainer import Trainer
 from gpu_vecenv.watch.recording import record
 
@@ -212,6 +213,34 @@ class Walker(nn.Module):
 
     def forward(self, obs):
         return self.logits.expand(*obs.shape[:-1], 5), obs[..., 0] * 0
+
+
+class Counting(nn.Module):
+    """A network of a user's: that of the library, with a number on the host that tells how often it was called."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network, self.calls = network, 0
+        self.recurrent_state_size = getattr(network, "recurrent_state_size", 0)
+
+    def forward(self, *args):
+        self.calls += 1
+        return self.network(*args)
+
+
+@pytest.mark.parametrize("network", ["mlp", "gru"])
+@pytest.mark.parametrize("greedy", [False, True])
+def test_on_a_gpu_the_graph_of_a_step_is_bit_identical_and_networks_of_a_user_are_called_at_each(
+    network, greedy, device
+):
+    trainer = Trainer(leaving(device), replace(SMALL, network=network, num_minibatches=2), seed=4)
+    own = {role: trainer.policies[role] for role in ROLES}
+    counting = {role: Counting(policy.network) for role, policy in own.items()}
+    users = {role: Policy(trainer.env.game, [role], each, device=trainer.env.device) for role, each in counting.items()}
+    assert RolePolicies(trainer.env, own).capturable and not RolePolicies(trainer.env, users).capturable
+    found = [evaluate(trainer.env, actors, 11, greedy=greedy, seed=5) for actors in (own, users)]
+    assert found[0] == found[1] and found[0]["episode_length"] > 5
+    assert all(each.calls >= 2 * found[0]["episode_length"] for each in counting.values())
 
 
 @pytest.mark.parametrize("policies", ["tagger runner", "tagger+runner"])

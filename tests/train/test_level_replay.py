@@ -195,7 +195,7 @@ def test_evaluations_are_of_all_levels_equally(device):
     assert all(trainer.env.data[f"initial_{name}"].equal(table) for name, table in tables.items())
     evaluator = Evaluator(trainer.env, 500)
     evaluator({"player": None}, 500)
-    assert evaluator._env.state["paper"].bincount(minlength=5).min() > 60  # 100 expected, standard deviation 9
+    assert evaluator.env.state["paper"].bincount(minlength=5).min() > 60  # 100 expected, standard deviation 9
 
 
 def test_an_environment_is_a_template(device):
