@@ -19,6 +19,7 @@ from gpu_vecenv.engine.vec_env import Fault, VecEnv
 from gpu_vecenv.errors import ConfigError, EnvContractError, NonFiniteError
 from gpu_vecenv.progress import OnProgress, no_progress, part
 from gpu_vecenv.train.graph import GraphedCallable, GraphPool, capture_stream, ordered_on
+from gpu_vecenv.train.layers import has_hooks
 from gpu_vecenv.train.policy import Policy
 from gpu_vecenv.train.recurrent import kept
 from gpu_vecenv.train.role_view import RoleView, agents_of, check_each_agent_once
@@ -27,7 +28,7 @@ from gpu_vecenv.train.role_view import RoleView, agents_of, check_each_agent_onc
 # action space, or None for a random policy. Functions are called for up to 15 steps after the last episode has ended.
 RolePolicy: TypeAlias = Policy | Callable[[torch.Tensor], torch.Tensor] | None
 MAX_STEPS = 1_000_000  # of an episode, of games without max_steps
-OWN_PACKAGES = ("gpu_vecenv", "torch")  # of modules whose calls do all their work on the device
+OWN_PACKAGES = ("gpu_vecenv", "torch")  # the modules of these do all their work on the device
 STEPS_PER_SYNC = 16  # steps between the host's checks whether all episodes have ended
 
 
@@ -41,7 +42,7 @@ class RolePolicies:
 
     Attributes:
         capturable: Whether a call can be captured in a CUDA graph: no actor is a function, and no network has a module
-            of a user's, which may do on the host what replays of a graph would leave out.
+            or a hook of a user's, which may do on the host what replays of a graph would leave out.
 
     Args:
         env: The environment, without ``agents_as_envs``.
@@ -80,7 +81,9 @@ class RolePolicies:
             check_fits_agents(f"the policy of {name}", policy, self.views[name])
         modules = [module for policy in self._policies.values() for module in policy.modules()]
         self.capturable = all(name in self._policies or actor is None for name, actor in self.role_policies.items())
-        self.capturable &= all(type(module).__module__.split(".")[0] in OWN_PACKAGES for module in modules)
+        self.capturable &= not any(
+            has_hooks(module) or type(module).__module__.split(".")[0] not in OWN_PACKAGES for module in modules
+        )
         self._agents = {
             name: positions_of(env, name, self.views[name], policy)
             for name, policy in self._policies.items()

@@ -3,8 +3,8 @@
 usage: python tests/gpu/curves.py FIGURES.json FOLDER     writes FOLDER/<game>.png
 
 A line is the interquartile mean over the seeds, with its 95 % bootstrap interval; the points are evaluations of a role
-against random opponents, with sampled actions. Of tests/gpu/societies.py they are what it measures, and seeds that lack
-a number are left out.
+against random opponents, with sampled actions. Of tests/gpu/societies.py they are what it measures; seeds that lack a
+number are left out, and points that more than half of the seeds lack.
 """
 
 from __future__ import annotations
@@ -42,8 +42,11 @@ def draw(rows: Mapping[str, Runs], path: Path, measured: str = "returns") -> Non
     for axes, role in zip(figure.subplots(lines, columns, squeeze=False).flat, roles, strict=True):
         for (row, runs), colour in zip(rows.items(), COLOURS, strict=False):
             points = list(zip(*(run["curve"] for run in runs), strict=True))
-            values = {point[0][0]: [found[role] for _, found in point if found[role] is not None] for point in points}
-            intervals = {env_steps: bootstrap_interval(of_seeds) for env_steps, of_seeds in values.items() if of_seeds}
+            intervals = {}
+            for point in points:
+                values = [found[role] for _, found in point if found[role] is not None]
+                if 2 * len(values) >= len(point):
+                    intervals[point[0][0]] = bootstrap_interval(values)
             steps, found = list(intervals), list(intervals.values())
             axes.plot(steps, [one.value for one in found], marker="o", markersize=3, color=colour, label=row)
             axes.fill_between(
@@ -62,7 +65,8 @@ def draw(rows: Mapping[str, Runs], path: Path, measured: str = "returns") -> Non
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.grid(alpha=0.3)
     seeds = {len(runs) for runs in rows.values()}
-    figure.suptitle(f"{next(iter(rows))}, {' to '.join(map(str, sorted(seeds)))} seeds", fontsize="medium")
+    title = next(iter(rows)) if len(rows) == 1 else path.stem
+    figure.suptitle(f"{title}, {' to '.join(map(str, sorted(seeds)))} seeds", fontsize="medium")
     if len(rows) > 1:
         figure.legend(*axes.get_legend_handles_labels(), loc="outside right center", frameon=False)
     figure.savefig(path, dpi=130)

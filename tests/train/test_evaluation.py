@@ -1,5 +1,6 @@
 """Evaluation: whole episodes, exactly as many as asked for, played by policies, scripts or chance."""
 
+import copy
 import itertools
 from dataclasses import dataclass, replace
 from functools import partial
@@ -230,17 +231,19 @@ class Counting(nn.Module):
 
 @pytest.mark.parametrize("network", ["mlp", "gru"])
 @pytest.mark.parametrize("greedy", [False, True])
-def test_on_a_gpu_the_graph_of_a_step_is_bit_identical_and_networks_of_a_user_are_called_at_each(
-    network, greedy, device
-):
+def test_on_a_gpu_the_graph_of_a_step_is_bit_identical_and_what_a_user_wrote_is_called_at_each(network, greedy, device):
     trainer = Trainer(leaving(device), replace(SMALL, network=network, num_minibatches=2), seed=4)
     own = {role: trainer.policies[role] for role in ROLES}
     counting = {role: Counting(policy.network) for role, policy in own.items()}
     users = {role: Policy(trainer.env.game, [role], each, device=trainer.env.device) for role, each in counting.items()}
-    assert RolePolicies(trainer.env, own).capturable and not RolePolicies(trainer.env, users).capturable
-    found = [evaluate(trainer.env, actors, 11, greedy=greedy, seed=5) for actors in (own, users)]
-    assert found[0] == found[1] and found[0]["episode_length"] > 5
-    assert all(each.calls >= 2 * found[0]["episode_length"] for each in counting.values())
+    hooked, called = {role: copy.deepcopy(policy) for role, policy in own.items()}, []
+    hooked["runner"].network.register_forward_hook(lambda *_: called.append(1))
+    assert [RolePolicies(trainer.env, actors).capturable for actors in (own, users, hooked)] == [True, False, False]
+    found = [evaluate(trainer.env, actors, 11, greedy=greedy, seed=5) for actors in (own, users, hooked)]
+    assert found[0] == found[1] == found[2] and found[0]["episode_length"] > 5
+    assert all(
+        number >= 2 * found[0]["episode_length"] for number in [len(called), *(x.calls for x in counting.values())]
+    )
 
 
 @pytest.mark.parametrize("policies", ["tagger runner", "tagger+runner"])
