@@ -70,6 +70,10 @@ class LearnerConfig:
         """Minibatches per iteration, all epochs together."""
         return self.num_epochs * self.num_minibatches
 
+    def steps_at_once(self, samples_per_step: int) -> int:
+        """Steps that a forward pass may take: as many as fit in a chunk, and in a minibatch, but at least one."""
+        return max(1, min(self.chunk_rows // samples_per_step, self.num_steps // self.num_minibatches))
+
     @property
     def reads_states(self) -> bool:
         """No, unless a subclass says so."""

@@ -138,6 +138,17 @@ class Policy(nn.Module):
             next_state = [torch.cat([*next_state, *rest], -1)]
         return *self._scaled(parameters, values.squeeze(-1).expand(leading)), *next_state
 
+    def central_values(self, context: Context, leading: Sequence[int]) -> torch.Tensor:
+        """Values (*leading) in units of returns by a central critic without memory, as of ``forward``.
+
+        Args:
+            context: What the critic reads.
+            leading: The leading axes of the observations: the last one counts agents unless ``context`` numbers them.
+        """
+        assert self.critic is not None
+        (values,) = self._call(self.critic, self._critic_inputs(context, leading), None, leading)
+        return self._scaled_values(values.squeeze(-1)).expand(leading)
+
     def sequence(
         self, obs: torch.Tensor, state: torch.Tensor, active: torch.Tensor, *, context: Context = NO_CONTEXT
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -190,10 +201,13 @@ class Policy(nn.Module):
 
     def _scaled(self, parameters: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """A network's outputs in float32, values in units of returns."""
+        return parameters.float(), self._scaled_values(values)
+
+    def _scaled_values(self, values: torch.Tensor) -> torch.Tensor:
         values = values.float()
-        if self.return_normalizer is not None:
-            values = values * self.return_normalizer.std + self.return_normalizer.mean.float()
-        return parameters.float(), values
+        if self.return_normalizer is None:
+            return values
+        return values * self.return_normalizer.std + self.return_normalizer.mean.float()
 
     def _split(self, state: torch.Tensor | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """The states of the network and of the central critic; None for one that has none."""

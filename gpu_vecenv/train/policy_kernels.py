@@ -108,7 +108,10 @@ def _why_slower_layerwise(rollout: Rollout, precision: Precision) -> str | None:
 
 
 class Forward:
-    """The forward pass of a policy in a rollout, by its kernels or by torch.
+    """The forward passes of a policy in a rollout, by its kernels or by torch.
+
+    A central critic without memory computes no values in the steps, which do not need them, but of all of them in
+    ``finish``: a few large products take a fraction of the time of many small ones.
 
     Args:
         policy: The policy.
@@ -117,6 +120,7 @@ class Forward:
         kernels: Of the policy; None: torch.
         states: Of the policy, if it is recurrent.
         envs: The environments in which it acts; None: all.
+        steps_at_once: Whose values ``finish`` computes in one pass, at most.
     """
 
     def __init__(
@@ -127,8 +131,10 @@ class Forward:
         kernels: PolicyKernels | None,
         states: RecurrentStates | None = None,
         envs: EnvRanges | None = None,
+        steps_at_once: int = 1,
     ) -> None:
         self.policy, self.rollout, self.outputs = policy, rollout, outputs
+        self._values_later, self._steps_at_once = policy.critic is not None and states is None, steps_at_once
         self._envs = envs = envs or all_envs(rollout.env.num_envs)
         self.kernels, self.states, self._context = kernels, states, RolloutContext(policy, rollout, envs=envs)
         self._launch = None if kernels is None else kernels.forward(num_envs=envs.size)  # of one range
@@ -138,12 +144,33 @@ class Forward:
         if self.kernels is not None:
             self.kernels.parameters.adopt(parameters_of(self.policy))
 
-    def __call__(self, t: int, *, only_values: bool = False) -> None:
-        """Step t's parameters and values, or only the values. Parameters of forbidden choices are the least float.
+    def __call__(self, t: int) -> None:
+        """Step t's parameters, and its values unless ``finish`` computes them.
 
-        Weights must not change between step 0 and the steps after it. A recurrent policy takes the step, unless only
-        values are computed.
+        Parameters of forbidden choices are the least float. Weights must not change between step 0 and ``finish``. A
+        recurrent policy takes the step.
         """
+        if not self._values_later:
+            self._pass(t)
+            return
+        data, view, envs = self.rollout, self.policy.view, self._envs
+        self._write_parameters(t, self.policy.parameters_of(view.obs(envs.of(data.obs[t]))))
+
+    def finish(self) -> None:
+        """The values that the steps did not compute, which are at least those of row T."""
+        if not self._values_later:
+            self._pass(-1, only_values=True)
+            return
+        values, agents = self.rollout.values, self.policy.view.agents
+        for first in range(0, len(values), self._steps_at_once):
+            steps = slice(first, first + self._steps_at_once)
+            for own in self._envs.slices:
+                part = values[steps, own]
+                leading = (*part.shape[:2], self.policy.view.num_agents)
+                part[:, :, agents] = self.policy.central_values(self._context.of_steps(steps, own), leading)
+
+    def _pass(self, t: int, *, only_values: bool = False) -> None:
+        """Step t's parameters and values, or only the values."""
         data, view, envs = self.rollout, self.policy.view, self._envs
         if self.kernels is not None and self._launch is not None and is_plain(self.policy):
             if t == 0:
@@ -166,9 +193,15 @@ class Forward:
                 outputs, values, state = self.policy(obs, self.states.current, context=context)
             if not only_values:
                 self.states.end_step(state, envs.of(data.active[t])[:, view.agents])
-        mask = None if data.action_mask is None else view.mask(envs.of(data.action_mask[t])[:, view.agents])
-        for own, part in envs.parts(self.policy.state_values(outputs, values, mask)):
+        for own, part in envs.parts(self.policy.state_values(outputs, values, self._mask(t))):
             data.values[t][own][:, view.agents] = part
         if not only_values:
-            for own, part in envs.parts(self.policy.distribution(outputs, mask)):
-                view.write_parameters(part, self.outputs[own])
+            self._write_parameters(t, outputs)
+
+    def _mask(self, t: int) -> torch.Tensor | None:
+        mask, view = self.rollout.action_mask, self.policy.view
+        return None if mask is None else view.mask(self._envs.of(mask[t])[:, view.agents])
+
+    def _write_parameters(self, t: int, outputs: torch.Tensor) -> None:
+        for own, part in self._envs.parts(self.policy.distribution(outputs, self._mask(t))):
+            self.policy.view.write_parameters(part, self.outputs[own])

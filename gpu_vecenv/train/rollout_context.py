@@ -39,6 +39,12 @@ class RolloutContext:
         states = self._envs.of(self._states[t])
         return Context(states if states.shape[1] == 1 else states[:, self._agents])
 
+    def of_steps(self, steps: slice, envs: slice) -> Context:
+        """Of observations (steps, envs, agents of the policy, *obs_shape), of a policy with a central critic."""
+        assert self._states is not None
+        states = self._states[steps, envs]
+        return Context(states if states.shape[2] == 1 else states[:, :, self._agents])
+
     def of_samples(self, indices: torch.Tensor) -> Context:
         """Of samples at ``indices`` (n,) int64, which count through (T, E, A)."""
         state = None if self._rows is None else self._rows(indices // self._agents_per_state)

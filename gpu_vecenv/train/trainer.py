@@ -236,6 +236,7 @@ class Trainer:
                     kernels[name],
                     self.states.get(name),
                     self.members[name].envs,
+                    steps_at_once=self.configs[name].steps_at_once(env.num_envs * env.num_agents),
                 )
                 for name, policy in self.policies.items()
             ]
@@ -548,7 +549,7 @@ class Trainer:
                 act = self.opponents.act if self.opponents.acts_itself else None
             data.collect(passes, self.sampler, self._parameters, self.timer.mark, timed_step, act)
             for forward in self._forward_passes:
-                forward(-1, only_values=True)
+                forward.finish()
         if self.opponents is not None:
             self.opponents.end_rollout()
         self._compute_advantages()

@@ -108,7 +108,7 @@ def measured(
     def launches() -> None:
         data.collect(passes, trainer.sampler, trainer._parameters)
         for forward in passes:
-            forward(-1, only_values=True)
+            forward.finish()
 
     def microseconds(name: str, collect: Any) -> dict[str, Any]:
         return spread(name, [1e6 * run for run in run_seconds(captured(collect, device), device)], 1)

@@ -150,6 +150,26 @@ def test_the_state_is_all_observations_and_actors_keep_to_their_own(agent_ids, d
     torch.testing.assert_close(samples, (parameters.flatten(0, 1)[order], values.flatten()[order]))
 
 
+@pytest.mark.usefixtures("secrets")
+@pytest.mark.parametrize("agent_ids", [False, True])
+@pytest.mark.parametrize(("game", "chunk_rows"), [(Apart, 2**20), (Apart, 70), (Declared, 60)])
+def test_values_of_all_steps_are_those_of_each(game, chunk_rows, agent_ids, device):
+    """They are computed some steps at once: 4 of 9 by the minibatches, or 2 or 3 by the chunks."""
+    config = dataclasses.replace(CENTRAL, num_minibatches=2, chunk_rows=chunk_rows, agent_ids=agent_ids)
+    trainer = Trainer(gpu_vecenv.make(game, 6, device), config, seed=3)
+    trainer.train_iteration()
+    data = trainer.rollout
+    data.values.fill_(torch.nan)
+    for forward in trainer._forward_passes:
+        forward.finish()
+    for policy in trainer.policies.values():
+        context, agents = RolloutContext(policy, data, 50), policy.view.agents
+        values = [policy(policy.view.obs(obs), context=context.of_step(t))[1] for t, obs in enumerate(data.obs)]
+        # By products of other sizes.
+        torch.testing.assert_close(data.values[:, :, agents], torch.stack(values), rtol=1e-4, atol=1e-5)
+    assert data.values.isfinite().all() and data.values.flatten().unique().numel() > 20
+
+
 GAMES = {  # of the environments, of the policies, and of the options
     "agents leave": (leaving, None, {}),
     "one policy": (leaving, ("tagger+runner",), {"agent_ids": True}),

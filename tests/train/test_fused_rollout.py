@@ -155,7 +155,7 @@ class Setup:
         """By several launches a step."""
         self.rollout.collect(self.forward_passes, self.sampler, self.parameters)
         for forward in self.forward_passes:
-            forward(-1, only_values=True)
+            forward.finish()
 
     def tile(self, shape, *groups):
         """A block's tile."""

@@ -89,6 +89,7 @@ def test_members_act_in_their_environments(kind, device):
     one._parameters.fill_(torch.nan)
     data.values[t].fill_(torch.nan)
     for forward in one._forward_passes:
+        forward.finish()
         forward(t)
     for name, policy in one.policies.items():
         view, envs = policy.view, OF[name]
