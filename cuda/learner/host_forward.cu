@@ -39,7 +39,7 @@ KERNEL(perceptron_forward) {
         int rows = (int)(args.rows - first < TILE ? args.rows - first : TILE);
         for (int row = 0; row < rows; ++row)
             obs_scale.copy((const Observation*)args.obs + index_of(args, range, first + row) * args.obs_stride,
-                           layers.inputs[row]);
+                           (int)((first + row) % OWN_AGENTS), layers.inputs[row]);
         layers.forward(padded(rows));
         const auto& results = static_cast<Layers<HIDDEN + 1>&>(layers).inputs;
         for (int row = 0; row < rows; ++row) {

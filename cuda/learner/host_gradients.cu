@@ -131,7 +131,8 @@ static void sum_part(const perceptron_gradients_Arguments& args, i64 part, int t
         int count = (int)(end - first < TILE ? end - first : TILE);
         const i64* indices = args.indices + first;
         for (int row = 0; row < count; ++row)
-            obs_scale.copy((const Observation*)args.obs + indices[row] * args.obs_stride, memory.layers.inputs[row]);
+            obs_scale.copy((const Observation*)args.obs + indices[row] * args.obs_stride,
+                           position_of((int)(indices[row] % NUM_AGENTS)), memory.layers.inputs[row]);
         memory.layers.forward(padded(count));
         losses.begin_tile();
         for (int row = 0; row < count; ++row)

@@ -14,8 +14,9 @@ using host_vectors::Factor;
 using host_vectors::padded;
 
 constexpr int TILE = 64;
-constexpr int METRICS = 5;                                   // of `loss` in ppo.py
-constexpr int PARAMETERS = ACTOR_OUTPUTS + LOG_STDS;         // of the distribution
+constexpr int METRICS = 5;                               // of `loss` in ppo.py
+constexpr int PARAMETERS = ACTOR_OUTPUTS + LOG_STDS;     // of the distribution
+constexpr int OBS_INPUTS = layer_inputs(0) - AGENT_IDS;  // the others are 1 for the row's agent of the policy, else 0
 constexpr int HEAD_OUTPUTS = ACTOR_OUTPUTS + (TOWERS == 1);  // of the first tower; the other has one
 HD constexpr int layer_outputs(int layer) { return layer < HIDDEN ? layer_inputs(layer + 1) : HEAD_OUTPUTS; }
 template <int L>
@@ -82,18 +83,19 @@ struct Layers<HIDDEN + 1> {
 HD float standard_deviation(double variance) { return (float)__builtin_sqrt(variance + 1e-8); }  // as policy.Normalizer
 
 struct ObsScale {
-    float mean[INPUTS<0>], deviation[INPUTS<0>];
+    float mean[OBS_INPUTS], deviation[OBS_INPUTS];
 
     // Statistics begin at an index.
     ObsScale([[maybe_unused]] const double* obs_mean, [[maybe_unused]] const double* obs_var, i64 at = 0) {
-        for (int k = 0; NORMALIZE_OBS && k < INPUTS<0>; ++k) {
+        for (int k = 0; NORMALIZE_OBS && k < OBS_INPUTS; ++k) {
             mean[k] = (float)obs_mean[at + k];
             deviation[k] = standard_deviation(obs_var[at + k]);
         }
     }
-    // Writes one row of the first layer's inputs.
-    void copy(const Observation* obs, float* row) const {
-        for (int k = 0; k < INPUTS<0>; ++k) {
+    // Writes one row of the first layer's inputs, of an agent of the policy.
+    void copy(const Observation* obs, int agent, float* row) const {
+        for (int k = 0; k < AGENT_IDS; ++k) row[OBS_INPUTS + k] = k == agent;
+        for (int k = 0; k < OBS_INPUTS; ++k) {
             float x = obs[k];
             if constexpr (NORMALIZE_OBS)
                 x = math::clamp((x - mean[k]) / deviation[k], -OBS_CLIP, OBS_CLIP);

@@ -18,6 +18,7 @@ constexpr bool SHARED_TRUNK = TOWERS == 1;
 HD float standard_deviation(double variance) { return (float)__dsqrt_rn(variance + 1e-8); }  // as policy.Normalizer
 
 constexpr int INPUT_PACKS = packs_of(INPUTS);
+constexpr int OBS_INPUTS = INPUTS - AGENT_IDS;  // the others are 1 for the row's agent of the policy, else 0
 constexpr int ACTOR_PITCH = WIDTH * packs_of(ACTOR_OUTPUTS + SHARED_TRUNK), CRITIC_PITCH = WIDTH;
 
 // The rows of a tile of a layer's UNITS, distributed over a block: a thread has one pack of every GROUPS-th row. With
@@ -94,9 +95,9 @@ HD void store_weights(const store_weights_Arguments& args) {
         }
         ((Pack*)args.weights)[k] = packed(x);
     }
-    FOR_ITEMS (k, NORMALIZE_OBS ? INPUTS : 0) {
+    FOR_ITEMS (k, NORMALIZE_OBS ? OBS_INPUTS : 0) {
         args.obs_scales[k] = (float)args.obs_mean[k];
-        args.obs_scales[INPUTS + k] = standard_deviation(args.obs_var[k]);
+        args.obs_scales[OBS_INPUTS + k] = standard_deviation(args.obs_var[k]);
     }
 }
 
@@ -112,13 +113,18 @@ HD void gather_inputs(const gather_inputs_Arguments& args) {
             i64 row = first + k / INPUT_PACKS;
             int column = k % INPUT_PACKS * WIDTH;
             if (row >= args.rows) continue;
-            const Observation* own = obs + args.indices[row] * args.obs_stride + column;
+            const i64 index = args.indices[row];
+            const Observation* own = obs + index * args.obs_stride + column;
+            const int agent = AGENT_IDS > 0 ? position_of((int)((u64)index % NUM_AGENTS)) : 0;
             float x[WIDTH];
-            UNROLL for (int j = 0; j < WIDTH; ++j) x[j] = column + j < INPUTS ? (float)own[j] : 0.0f;
             UNROLL for (int j = 0; j < WIDTH; ++j) {
-                if (column + j >= INPUTS) continue;
+                int id = column + j - OBS_INPUTS;
+                x[j] = id < 0 ? (float)own[j] : AGENT_IDS > 0 && id == agent ? 1.0f : 0.0f;
+            }
+            UNROLL for (int j = 0; j < WIDTH; ++j) {
+                if (column + j >= OBS_INPUTS) continue;
                 if constexpr (NORMALIZE_OBS) {
-                    x[j] = (x[j] - scales[column + j]) / scales[INPUTS + column + j];
+                    x[j] = (x[j] - scales[column + j]) / scales[OBS_INPUTS + column + j];
                     x[j] = math::clamp(x[j], -OBS_CLIP, OBS_CLIP);
                 } else if constexpr (sizeof(Observation) == 1) {
                     x[j] = x[j] / OBS_SCALE;

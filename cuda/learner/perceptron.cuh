@@ -25,9 +25,10 @@ typedef Precision::Factor Factor;
 
 constexpr int WARPS = ROW_WARPS * COLUMN_WARPS, THREADS = 32 * WARPS;  // of a tile
 constexpr int BLOCK_THREADS = TILES_OF_BLOCK * THREADS;
-constexpr int ROW_TILES = ROWS / 16 / ROW_WARPS;      // of a warp
-constexpr int PARAMETERS = ACTOR_OUTPUTS + LOG_STDS;  // of the distribution
-constexpr int METRICS = 5;                            // of `loss` in ppo.py
+constexpr int ROW_TILES = ROWS / 16 / ROW_WARPS;         // of a warp
+constexpr int PARAMETERS = ACTOR_OUTPUTS + LOG_STDS;     // of the distribution
+constexpr int OBS_INPUTS = layer_inputs(0) - AGENT_IDS;  // the others are 1 for the row's agent of the policy, else 0
+constexpr int METRICS = 5;                               // of `loss` in ppo.py
 static_assert(ROWS % (16 * ROW_WARPS) == 0, "a whole number of tiles for each warp");
 constexpr int RESULT_PITCH = (PARAMETERS + 1) | 1;  // floats; odd, against bank conflicts
 constexpr int CHOICE_WEIGHTS_PITCH = HAS_CHOICES ? ACTOR_OUTPUTS | 1 : 0;
@@ -91,7 +92,7 @@ HD constexpr int weights_end(int layers) {
 HD constexpr int activation_bytes(int columns) { return Precision::activation_words(ROWS, columns) * sizeof(Word); }
 constexpr int SCALES_AT = weights_end(HIDDEN + 1);
 HD constexpr int rows_end(int layers) {  // of the first tile
-    int bytes = SCALES_AT + aligned(NORMALIZE_OBS ? 2 * layer_inputs(0) * (int)sizeof(float) : 0);
+    int bytes = SCALES_AT + aligned(NORMALIZE_OBS ? 2 * OBS_INPUTS * (int)sizeof(float) : 0);
     for (int layer = 0; layer < layers; ++layer)
         bytes += (layer == 0 ? !READS_OBS : KEEPS_ACTIVATIONS) ? activation_bytes(padded_inputs(layer)) : 0;
     return bytes;
@@ -266,9 +267,9 @@ HD void load_parameters(const float* parameters, int tower, [[maybe_unused]] con
     for (int row = thread(); row < RESULT_ROWS; row += THREADS)
         for (int k = 0; k < LOG_STDS; ++k) result_row(row)[ACTOR_OUTPUTS + k] = parameters[LOG_STD_INDEX + k];
     if constexpr (NORMALIZE_OBS) {
-        for (int k = threadIdx.x; k < layer_inputs(0); k += BLOCK_THREADS) {
+        for (int k = threadIdx.x; k < OBS_INPUTS; k += BLOCK_THREADS) {
             obs_scales()[k] = (float)obs_mean[first_statistic + k];
-            obs_scales()[layer_inputs(0) + k] = standard_deviation(obs_var[first_statistic + k]);
+            obs_scales()[OBS_INPUTS + k] = standard_deviation(obs_var[first_statistic + k]);
         }
     }
 }
@@ -276,8 +277,9 @@ HD void load_parameters(const float* parameters, int tower, [[maybe_unused]] con
 // An input of the first layer.
 HD float input_of(Observation x, [[maybe_unused]] int column) {
     float value = x;
+    if (AGENT_IDS > 0 && column >= OBS_INPUTS) return value;
     if constexpr (NORMALIZE_OBS) {
-        value = (value - obs_scales()[column]) / obs_scales()[layer_inputs(0) + column];
+        value = (value - obs_scales()[column]) / obs_scales()[OBS_INPUTS + column];
         value = math::clamp(value, -OBS_CLIP, OBS_CLIP);
     } else if constexpr (sizeof(Observation) == 1) {
         value = value / OBS_SCALE;
@@ -320,16 +322,22 @@ struct Observations {
     // Rows in the order in which memory has them, against bank conflicts.
     HD static int row(int slot) { return first_owned_row() + Precision::row_at(place(slot)); }
 
-    // Observations are `stride` elements apart.
+    // Observations are `stride` elements apart; indices count through all agents of the game.
     HD void load(const Observation* obs, i64 stride, const i64* indices, int first = 0) {
         const Observation* from = nullptr;  // of the lane, in its row
+        [[maybe_unused]] int agent = 0;     // of the row, among the policy's
         UNROLL for (int k = 0; k < AT_ONCE; ++k) {
             int slot = first + k;
             if (k == 0 || slot % COLUMN_SLOTS == 0) {
                 i64 index = has_row(slot) ? indices[row(slot)] : -1;
                 from = index >= 0 ? obs + index * stride + owner() % LANES : nullptr;
+                if constexpr (AGENT_IDS > 0) agent = index >= 0 ? position_of((int)((u64)index % NUM_AGENTS)) : 0;
             }
-            x[k] = from && has_column(slot) ? from[slot % COLUMN_SLOTS * LANES] : 0;
+            bool exists = from && has_column(slot);
+            if (AGENT_IDS == 0 || column(slot) < OBS_INPUTS)
+                x[k] = exists ? from[slot % COLUMN_SLOTS * LANES] : 0;
+            else
+                x[k] = exists && column(slot) - OBS_INPUTS == agent;
         }
     }
     HD void store(int first) const {
@@ -432,11 +440,14 @@ struct LayerInputs {
 // The inputs of the first layer, of which each lane reads its own elements from the observations.
 struct ObsInputs {
     const Observation* row[ROW_TILES][2];  // those of rows g and g + 8 of each tile; null: zeros
+    int agent[ROW_TILES][2];               // of these rows, among the policy's
 
     HD Four factor(int m, int step) const {
         return Precision::a_of(STEP * step, [&](int half, int column) {
-            bool exists = row[m][half] && (INPUTS<0> % STEP == 0 || column < INPUTS<0>);
-            return exists ? input_of(row[m][half][column], column) : 0.0f;
+            if (!row[m][half]) return 0.0f;
+            if ((AGENT_IDS > 0 || INPUTS<0> % STEP != 0) && column >= OBS_INPUTS)
+                return AGENT_IDS > 0 && column - OBS_INPUTS == agent[m][half] ? 1.0f : 0.0f;
+            return input_of(row[m][half][column], column);
         });
     }
 };

@@ -44,7 +44,7 @@ struct RolloutPolicy {
     static constexpr bool HAS_CHOICES = perceptron::HAS_CHOICES;
     // With two trunks the critic is computed after the rollout, for all steps at once.
     static constexpr bool HAS_VALUES = TOWERS == 1;
-    static_assert(PARAMETERS <= PARAMETERS_PER_AGENT && layer_inputs(0) <= OBS_SIZE, "a policy of this game");
+    static_assert(PARAMETERS <= PARAMETERS_PER_AGENT && OBS_INPUTS <= OBS_SIZE, "a policy of this game");
     static_assert(PASSES * OWNED_ROWS == ROWS_OF_OWNERS && (!BY_GROUPS || OWNER_WARPS == 1), "tiles of a warp's own");
 
     ReturnScale scale;
@@ -98,6 +98,7 @@ struct RolloutPolicy {
             UNROLL for (int half = 0; half < 2; ++half) {
                 int row = first + 16 * m + group() + 8 * half;
                 inputs.row[m][half] = row < envs * OWN_AGENTS ? obs + (i64)agent_of(row) * OBS_SIZE : nullptr;
+                inputs.agent[m][half] = row % OWN_AGENTS;
             }
         }
         forward_from<0>(0, first_owned_row() + first, inputs);

@@ -166,7 +166,6 @@ class RolloutTile:
             tensors = ", ".join(f"args.{tensor}_{k}" for tensor in TENSORS)
             rows = self._result_rows(perceptron)
             text += f"#define perceptron {name}\n{perceptron.source(self.tile, resident_blocks, True, first, rows)}"
-            text += perceptron.agents_source(layout.num_agents)
             text += f"namespace perceptron {{ constexpr int FIRST_PASS = {first_pass}; }}\n"
             others = ", ".join(f"args.opponent_{tensor}_{k}" for tensor in TENSORS)
             others = f"{{{others}}}, {', '.join(f'args.opponent_{other}_{k}' for other in OPPONENT_ARGUMENTS)}"

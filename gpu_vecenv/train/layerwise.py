@@ -93,7 +93,7 @@ class LayerwiseKernels:
         (obs_mean, obs_var), (return_mean, return_var) = (
             (None, None) if n is None else (n.mean, n.var) for n in normalizers
         )
-        self._obs_scales = None if obs_mean is None else torch.zeros(2 * self.perceptron.sizes[0], device=self.device)
+        self._obs_scales = None if obs_mean is None else torch.zeros(2 * self.perceptron.obs_inputs, device=self.device)
         flat = {"parameters": self.parameters.flat}
         self.store_weights = self._program.prepare(
             "store_weights",

@@ -143,6 +143,7 @@ def layerwise_source(perceptron: Perceptron, layers: Layers) -> str:
         "int": {
             "TOWERS": perceptron.towers,
             "INPUTS": perceptron.sizes[0],
+            "AGENT_IDS": perceptron.sizes[0] - perceptron.obs_inputs,
             "ACTOR_OUTPUTS": perceptron.actor_outputs,
             "LOG_STDS": perceptron.log_stds,
             "LOSS_SHARED_BYTES": LOSS_SHARED_BYTES,
@@ -170,7 +171,8 @@ def layerwise_source(perceptron: Perceptron, layers: Layers) -> str:
         "return x[k]; }"
     )
     opening = [f"#define BFLOAT16 {int(bfloat16)}", "namespace layerwise {"]
-    return "\n".join([*opening, f"typedef {perceptron.obs_type} Observation;", *lines, sizes, "}"]) + "\n"
+    functions = (sizes, *perceptron.agents_source())
+    return "\n".join([*opening, f"typedef {perceptron.obs_type} Observation;", *lines, *functions, "}"]) + "\n"
 
 
 @dataclass(frozen=True)

@@ -93,6 +93,8 @@ class Perceptron:
     """The constants of one network, of its inputs and outputs, for the kernels."""
 
     agents: tuple[int, ...]  # of the game's agents, in ascending order
+    num_agents: int  # of the game
+    agent_ids: bool  # inputs are also which of the policy's agents a row is of
     sizes: tuple[int, ...]  # inputs of each layer, the head included
     actor_outputs: int
     log_stds: int
@@ -107,6 +109,11 @@ class Perceptron:
     normalize_returns: bool
     indices: dict[str, int]  # parameter -> its first element in the flat tensor of all
     num_parameters: int
+
+    @property
+    def obs_inputs(self) -> int:
+        """Inputs that are observations."""
+        return self.sizes[0] - self.agent_ids * len(self.agents)
 
     @property
     def towers(self) -> int:
@@ -142,7 +149,7 @@ class Perceptron:
         word, rows, outputs = WORD_BYTES[self.precision], shape.rows, [*self.sizes[1:], self.head_outputs]
         columns = [padded(self.sizes[0], 32 // word), *(16 * _units(size) for size in self.sizes[1:])]
         weights = sum(16 * _units(n) * (word * k + 16 + 4) for k, n in zip(columns, outputs, strict=True))
-        weights += padded(8 * self.sizes[0], 16) if self.normalize_obs else 0
+        weights += padded(8 * self.obs_inputs, 16) if self.normalize_obs else 0
         first = columns[:1] if result_rows is None else []
         kept = first + ([] if forward and self._chained(shape) else columns[1:])
         activations = sum(self._activation_bytes(rows, k) for k in kept)
@@ -225,6 +232,7 @@ class Perceptron:
             "int": {
                 **others,
                 "OWN_AGENTS": len(self.agents),
+                "AGENT_IDS": self.sizes[0] - self.obs_inputs,  # inputs
                 "TOWERS": self.towers,
                 "HIDDEN": layers - 1,
                 "ACTOR_OUTPUTS": self.actor_outputs,
@@ -248,22 +256,21 @@ class Perceptron:
             f"constexpr {kind} {name} = {value};" for kind, own in constants.items() for name, value in own.items()
         ]
         opening = ["namespace perceptron {", f"typedef {self.obs_type} Observation;"]
-        return "\n".join([*opening, *lines, *functions, "}"]) + "\n"
+        return "\n".join([*opening, *lines, *functions, *self.agents_source(), "}"]) + "\n"
 
-    def agents_source(self, num_agents: int) -> str:
-        """Which of the ``num_agents`` agents of the game are the policy's, in C++."""
+    def agents_source(self) -> tuple[str, str]:
+        """Functions in C++: which of the game's agents the policy's k-th is, and the reverse."""
         first, last = self.agents[0], self.agents[-1]
         own_agent, position_of = f"return {first} + k;", f"return agent - {first};"
         if last - first >= len(self.agents):  # they are not consecutive
             positions = {agent: k for k, agent in enumerate(self.agents)}
-            table = [positions.get(agent, -1) for agent in range(num_agents)]
+            table = [positions.get(agent, -1) for agent in range(self.num_agents)]
             own_agent = f"constexpr int x[] = {{{', '.join(map(str, self.agents))}}}; return x[k];"
             position_of = f"constexpr int x[] = {{{', '.join(map(str, table))}}}; return x[agent];"
-        return f"""namespace perceptron {{
-HD constexpr int own_agent(int k) {{ {own_agent} }}
-HD constexpr int position_of(int agent) {{ {position_of} }}
-}}
-"""
+        return (
+            f"HD constexpr int own_agent(int k) {{ {own_agent} }}",
+            f"HD constexpr int position_of(int agent) {{ {position_of} }}",
+        )
 
 
 def perceptron_of(policy: Policy, obs: torch.Tensor, precision: Precision) -> Perceptron:
@@ -276,6 +283,8 @@ def perceptron_of(policy: Policy, obs: torch.Tensor, precision: Precision) -> Pe
         offset += parameter.numel()
     return Perceptron(
         policy.view.agent_numbers,
+        len(policy.view.positions()),
+        policy.agent_ids,
         network.sizes,
         network.actor.out_features,
         0 if network.log_std is None else network.log_std.numel(),
@@ -314,8 +323,6 @@ def why_torch(policy: Policy, rollout: Rollout) -> str | None:
         return "a recurrent network"
     if policy.critic is not None:
         return "a central critic"
-    if policy.agent_ids:
-        return "agent_ids"
     if isinstance(network, EncodedActorCritic):
         return f"network {network.kind!r}"
     if not isinstance(network, ActorCritic) or not is_plain(policy):

@@ -63,6 +63,14 @@ CASES = {
     "box beside choices": Case(Economy, ("planner",), {"hidden_sizes": (32, 24)}),
     "choices beside a box": Case(Economy, ("worker",), {**APART, "hidden_sizes": (32, 24)}),
     "images": Case(Painter, ("agent",), {"hidden_sizes": (40, 24)}),
+    "agent ids": Case(
+        "tag_continuous",
+        ("runner_2", "tagger_0", "runner_0"),
+        {**BOTH, "agent_ids": True, "hidden_sizes": (24,)},
+        FEW,
+    ),
+    "agent ids, two trunks": Case("simple_spread", ("agent",), {**APART, "agent_ids": True, "hidden_sizes": (32, 24)}),
+    "agent ids, images": Case(Painter, ("agent",), {"agent_ids": True, "hidden_sizes": (40, 24)}),
     "images of flags": Case(Stencil, ("agent",), {"hidden_sizes": (40, 24)}),
     "more outputs than a unit": Case("tag_continuous", ("tagger",), {"hidden_sizes": (32,)}),
     "turns": Case(Race, ("player",), {"hidden_sizes": (32, 24)}),
@@ -174,17 +182,26 @@ def by_layers(network, inputs):
 
 
 class Exact(nn.Module):
-    """A policy with all sums and products in another dtype; statistics are rounded to float32 as ever."""
+    """A policy with all sums and products in another dtype; statistics are rounded to float32 as ever.
 
-    def __init__(self, policy, dtype):
+    With ``agent_ids`` rows are of ``agents``, numbers along the last leading axis of the observations.
+    """
+
+    def __init__(self, policy, dtype, agents):
         super().__init__()
+        self.agents = agents
         self.policy, self.network, self.dtype = policy, copy.deepcopy(policy.network).to(dtype), dtype
         self.log_probs_and_entropies = policy.log_probs_and_entropies
         normalizer = policy.return_normalizer
         self.value_scale = 1.0 if normalizer is None else normalizer.std.to(dtype)
 
     def forward(self, obs):
-        parameters, values = by_layers(self.network, inputs_of(self.policy, obs, self.dtype))
+        inputs = inputs_of(self.policy, obs, self.dtype)
+        if self.policy.agent_ids:
+            inputs = inputs.flatten(inputs.ndim - len(self.policy.view.obs_shape))
+            ids = nn.functional.one_hot(self.agents, self.policy.view.num_agents).to(inputs)
+            inputs = torch.cat([inputs, ids.expand(*inputs.shape[:-1], -1)], -1)
+        parameters, values = by_layers(self.network, inputs)
         normalizer = self.policy.return_normalizer
         return parameters, values if normalizer is None else values * self.value_scale + normalizer.mean.float()
 
@@ -194,9 +211,15 @@ def batch_in(rows, indices, advantages, dtype):
     return Batch(batch.obs, *(x.to(dtype) if x is not None and x.dtype.is_floating_point else x for x in batch[1:]))
 
 
+def agents_at(rows, indices):
+    """Numbers of the samples' agents among the policy's."""
+    data, own = rows.rollout, list(rows.policy.view.agent_numbers)
+    return torch.tensor([own.index(k) for k in (indices % data.rewards.shape[2]).tolist()], device=indices.device)
+
+
 def forward_of(rows, dtype):
     """Log-probabilities and entropies of what was drawn, and values."""
-    policy = Exact(rows.policy, dtype)
+    policy = Exact(rows.policy, dtype, agents_at(rows, rows.indices))
     batch = batch_in(rows, rows.indices, torch.zeros(len(rows.indices), device=rows.indices.device), dtype)
     parameters, values = policy(batch.obs)
     return *policy.log_probs_and_entropies(parameters, batch.draws, batch.action_mask), values
@@ -208,13 +231,13 @@ def expected_of(rows, dtype=torch.float64):
     A size is the gradient's norm, or of a bias, which is a sum over samples that may cancel, the norm of the sums of
     absolute values: the samples' errors are relative to these.
     """
-    data, policy = rows.rollout, Exact(rows.policy, dtype)
-    sums = {}
+    data = rows.rollout
+    active = data.active[:-1].flatten()[rows.indices]
+    kept = rows.indices[active]
+    policy, sums = Exact(rows.policy, dtype, agents_at(rows, kept)), {}
     for name, layer in policy.network.named_modules():
         if isinstance(layer, nn.Linear):
             layer.register_forward_hook(lambda _, __, out, name=name: sum_gradients(out, sums, f"{name}.bias"))
-    active = data.active[:-1].flatten()[rows.indices]
-    kept = rows.indices[active]
     gains = data.advantages.flatten()[kept].double()
     if rows.config.normalize_advantages:
         gains = masked_normalize(gains, active[active] if data.acting is None else data.acting[:-1].flatten()[kept])
@@ -288,8 +311,9 @@ def check_outputs(rows, outputs, values):
     data, view, precision = rows.rollout, rows.policy.view, rows.config.precision
     obs = view.obs(data.obs[0])
     with torch.no_grad():
-        exact, exact_values = Exact(rows.policy, torch.float64)(obs)
-        by_torch, values_by_torch = Exact(rows.policy, torch.float32)(obs)
+        agents = torch.arange(view.num_agents, device=obs.device)
+        exact, exact_values = Exact(rows.policy, torch.float64, agents)(obs)
+        by_torch, values_by_torch = Exact(rows.policy, torch.float32, agents)(obs)
     count = 3 * len(rows.policy.network.sizes)  # each layer rounds inputs, weights and activations
     mask = None if data.action_mask is None else view.mask(data.action_mask[0][:, view.agents])
     allowed = torch.ones_like(exact, dtype=torch.bool) if mask is None else mask

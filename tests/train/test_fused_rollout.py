@@ -84,6 +84,14 @@ CASES = {
         {**APART, "hidden_sizes": (24,)},
         ("tagger_0+tagger_2", "tagger_1+runner"),
     ),
+    "agent ids": Case(
+        "tag_gridworld",
+        {"num_taggers": 3, "max_steps": 6},
+        {**BOTH, "agent_ids": True, "hidden_sizes": (24,)},
+        ("tagger_0+tagger_2", "tagger_1+runner"),
+    ),
+    "agent ids, two trunks": Case("simple_spread", {"max_steps": 5}, {**APART, "agent_ids": True}),
+    "groups, agent ids": Case("tag_continuous", MANY, {"agent_ids": True, "hidden_sizes": (24,)}, num_envs=5),
     "groups, agents apart": Case(
         "tag_continuous",
         MANY,

@@ -88,6 +88,7 @@ def differentiated(rows, chunk_rows=2**20):
 
 QUICK = {
     *(("relu", "float32"), ("two heads", "float32"), ("masks, fewer choices", "float32"), ("images", "float32")),
+    *(("agent ids", "float32"), ("agent ids, images", "float32")),
     *(("sizes of no unit", "bfloat16"), ("box, tanh", "tf32"), ("relu, two trunks", "bfloat16"), ("tanh", "tf32")),
 }
 

@@ -93,9 +93,11 @@ BY_COLUMNS = TileShape(32, 2, 2)  # several warps have a part of a row's columns
 SHARED_WEIGHTS = TileShape(64, 4, 2, tiles=2)
 
 
-QUICK = [(n, "float32") for n in ("relu", "sizes of no unit", "two heads", "masks, fewer choices", "images")]
+QUICK = [
+    (n, "float32") for n in ("relu", "sizes of no unit", "two heads", "masks, fewer choices", "images", "agent ids")
+]
 QUICK += [("two trunks", "tf32"), ("box", "bfloat16")]
-LOW = {"two trunks", "relu", "sizes of no unit", "masks", "box", "images"}
+LOW = {"two trunks", "relu", "sizes of no unit", "masks", "box", "images", "agent ids"}
 
 
 @pytest.mark.parametrize(

@@ -266,9 +266,9 @@ def test_more_policies_than_fit_in_shared_memory_take_several_launches(sharing, 
 def test_a_run_lists_many_policies_in_one_line(device):
     few = Trainer(leaving(device), SMALL, policies=apart())
     assert list(names_by_computation(few).values()) == [list(APART)]
-    mixed = apart(("tagger", "runner")) | {"tagger": PolicySpec(config=dataclasses.replace(SMALL, agent_ids=True))}
+    mixed = apart(("tagger", "runner")) | {"tagger": PolicySpec(config=dataclasses.replace(SMALL, critic="central"))}
     found = names_by_computation(Trainer(leaving(device), SMALL, policies=mixed))
-    assert found.pop("torch (agent_ids)") == ["tagger"] and list(found.values()) == [["runner"]]
+    assert found.pop("torch (a central critic)") == ["tagger"] and list(found.values()) == [["runner"]]
 
 
 TINY = (
