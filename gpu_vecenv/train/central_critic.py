@@ -80,6 +80,7 @@ class Tower(nn.Module):
     ) -> None:
         super().__init__()
         sizes = [inputs, *hidden_sizes]
+        self.sizes = tuple(sizes)  # inputs of each layer, the head included
         self.trunk = hidden_layers(sizes, activation)
         self.head = orthogonal(nn.Linear(sizes[-1], outputs), head_gain)
         self.log_std = nn.Parameter(torch.zeros(outputs)) if gaussian else None
@@ -94,8 +95,12 @@ class Tower(nn.Module):
             outputs = torch.cat([outputs.float(), self.log_std.expand_as(outputs)], -1)
         return outputs
 
+    def is_plain(self) -> bool:
+        """Whether kernels can take its place, as of ``ActorCritic``."""
+        layers = is_supported_mlp(self.trunk) and is_plain(self.head)
+        return layers and type(self).forward is Tower.forward and not has_hooks(self)
+
     def _may_fuse(self, rows: torch.Tensor) -> bool:
         """Whether the kernels of layers.py apply, as in ``ActorCritic``."""
-        plain = is_supported_mlp(self.trunk) and is_plain(self.head) and not has_hooks(self)
         mixed = torch.is_autocast_enabled(rows.device.type)
-        return plain and rows.ndim == 2 and rows.dtype == torch.float32 and not mixed
+        return self.is_plain() and rows.ndim == 2 and rows.dtype == torch.float32 and not mixed

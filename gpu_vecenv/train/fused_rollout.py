@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -284,6 +285,8 @@ def why_not_fused(rollout: Rollout, unfused_reasons: Mapping[str, str | None]) -
         return f"a policy without a kernel of its own: {reason}"
     if rollout.shaping is not None:
         return "a reward function"
+    if rollout.keeps_states:
+        return "a state for critics, which is stored at each step"
     if reason := env.why_not_fused():
         return reason
     return None
@@ -296,6 +299,7 @@ def fused_rollout(
     kernels: Mapping[str, PolicyKernels | None],
     tile: RolloutTile | None = None,
     *,
+    actors: Mapping[str, PerceptronKernels] = MappingProxyType({}),
     opponents: Opponents | None = None,
     has_populations: bool = False,
 ) -> tuple[FusedRollout | None, str | None]:
@@ -307,16 +311,19 @@ def fused_rollout(
         unfused_reasons: Policy -> why ``PerceptronKernels`` do not compute it, see ``perceptron.why_not_fused``.
         kernels: Policy -> its kernels; None: torch.
         tile: Of a block; None chooses one.
+        actors: Policy with a central critic -> what acts for it, see ``acting_kernels``; it computes no values.
         opponents: Who play in some of the environments; None: nobody.
         has_populations: Whether agents have other policies in other environments.
     """
     if has_populations:
         return None, "a population"
-    if reason := why_not_fused(rollout, unfused_reasons):
+    if reason := why_not_fused(rollout, {**unfused_reasons, **dict.fromkeys(actors)}):
         return None, reason
-    if opponents is not None and (reason := opponents.why_not_fused()):
+    if opponents is not None and (
+        reason := "opponents beside a central critic" if actors else opponents.why_not_fused()
+    ):
         return None, reason
-    own = [kernel for kernel in kernels.values() if isinstance(kernel, PerceptronKernels)]
+    own = [kernel for kernel in {**kernels, **actors}.values() if isinstance(kernel, PerceptronKernels)]
     env = rollout.env
     backend, cores = env.functions.backend, env.functions.backend.tensor_cores
     assert len(own) == len(kernels) and cores is not None
@@ -349,7 +356,8 @@ def rollout_program(env: VecEnv, tile: RolloutTile, squash: Squash = "clip", *, 
 class FusedRollout:
     """All steps of a rollout by one launch, and the values of row T.
 
-    Where actor and critic have a trunk each, the values of all rows are one more launch.
+    Where actor and critic have a trunk each, the values of all rows are one more launch. Those of central critics are
+    the caller's.
 
     Args:
         rollout: Where it is stored.
@@ -406,7 +414,9 @@ class FusedRollout:
         )
         # Of the policies whose actor and critic have a trunk each.
         self._values = [
-            (own.policy.view, own.forward(num_steps=len(data.values))) for own in kernels if own.perceptron.towers == 2
+            (own.policy.view, own.forward(num_steps=len(data.values)))
+            for own in kernels
+            if own.perceptron.has_critic and own.perceptron.towers == 2
         ]
 
     def applies(self) -> bool:
@@ -414,7 +424,7 @@ class FusedRollout:
         return self.rollout.env.why_not_fused() is None and all(is_plain(own.policy) for own in self.kernels)
 
     def __call__(self) -> None:
-        """Collect a rollout, as ``Rollout.collect`` and the forward passes of row T do."""
+        """Collect a rollout, as ``Rollout.collect`` and ``Forward.finish`` do, but for values of central critics."""
         data = self.rollout
         data.env.launch(self._launch, "rollout")
         for view, forward in self._values:

@@ -21,6 +21,7 @@ from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar
 from gpu_vecenv.declare.layout import GameLayout
 from gpu_vecenv.engine.sampler import Squash
 from gpu_vecenv.files import cuda_folder
+from gpu_vecenv.train.central_critic import Tower
 from gpu_vecenv.train.encoders import EncodedActorCritic
 from gpu_vecenv.train.kept_tensors import FlatTensors
 from gpu_vecenv.train.layers import has_hooks
@@ -95,6 +96,7 @@ class Perceptron:
     agents: tuple[int, ...]  # of the game's agents, in ascending order
     num_agents: int  # of the game
     agent_ids: bool  # inputs are also which of the policy's agents a row is of
+    has_critic: bool  # False: what has indices of a critic's is never read
     sizes: tuple[int, ...]  # inputs of each layer, the head included
     actor_outputs: int
     log_stds: int
@@ -274,23 +276,30 @@ class Perceptron:
 
 
 def perceptron_of(policy: Policy, obs: torch.Tensor, precision: Precision) -> Perceptron:
-    """The constants of a policy whose network is an ActorCritic, for observations like ``obs``."""
-    network = policy.network
-    assert isinstance(network, ActorCritic)
-    names, offset, indices = (name.removeprefix("network.") for name, _ in policy.named_parameters()), 0, {}
-    for name, parameter in zip(names, policy.parameters(), strict=True):
+    """The constants of a policy whose network is an ActorCritic, or a Tower, for observations like ``obs``."""
+    network, indices, offset = policy.network, dict[str, int](), 0
+    assert isinstance(network, ActorCritic | Tower)
+    for name, parameter in network.named_parameters():
         indices[name] = offset
         offset += parameter.numel()
+    if isinstance(network, Tower):
+        indices = {name.replace("head", "actor"): index for name, index in indices.items()}
+        indices |= {f"critic{name.removeprefix('actor')}": k for name, k in indices.items() if name.startswith("actor")}
+        indices |= {f"critic_{name}": k for name, k in indices.items() if name.startswith("trunk")}
+        head, shared_trunk = network.head, False
+    else:
+        head, shared_trunk = network.actor, network.critic_trunk is None
     return Perceptron(
         policy.view.agent_numbers,
         len(policy.view.positions()),
         policy.agent_ids,
+        isinstance(network, ActorCritic),
         network.sizes,
-        network.actor.out_features,
+        head.out_features,
         0 if network.log_std is None else network.log_std.numel(),
         policy.squash,
         not policy.view.continuous,
-        network.critic_trunk is None,
+        shared_trunk,
         isinstance(network.trunk[1], nn.ReLU),
         precision,
         OBS_DTYPES[obs.dtype],
@@ -303,8 +312,9 @@ def perceptron_of(policy: Policy, obs: torch.Tensor, precision: Precision) -> Pe
 
 
 def is_plain(policy: Policy) -> bool:
-    """Whether neither the policy nor its network, an ActorCritic, was changed or has hooks."""
-    return isinstance(policy.network, ActorCritic) and policy.network.is_plain() and not has_hooks(policy)
+    """Whether neither the policy nor its network, an ActorCritic or a Tower, was changed or has hooks."""
+    network = policy.network
+    return isinstance(network, ActorCritic | Tower) and network.is_plain() and not has_hooks(policy)
 
 
 def tensor_cores_of(rollout: Rollout) -> TensorCores:
@@ -316,20 +326,29 @@ def tensor_cores_of(rollout: Rollout) -> TensorCores:
 
 def why_torch(policy: Policy, rollout: Rollout) -> str | None:
     """Why no kernels compute a policy's gradients and forward passes, whatever its size; None if kernels may."""
-    network, backend = policy.network, rollout.env.functions.backend
+    reason = _why_no_kernels(policy, rollout)
+    if reason is None and policy.critic is not None:
+        reason = "a central critic"
+    return reason or _why_not_default(policy, rollout)
+
+
+def _why_no_kernels(policy: Policy, rollout: Rollout) -> str | None:
+    backend = rollout.env.functions.backend
     if backend.tensor_cores is None and backend.device.type != "cpu":
         return "no tensor cores"
-    if policy.recurrent_state_size:
-        return "a recurrent network"
-    if policy.critic is not None:
-        return "a central critic"
+    return "a recurrent network" if policy.recurrent_state_size else None
+
+
+def _why_not_default(policy: Policy, rollout: Rollout) -> str | None:
+    """Why kernels of the default network do not compute this one, which is not recurrent."""
+    network = policy.network
     if isinstance(network, EncodedActorCritic):
         return f"network {network.kind!r}"
-    if not isinstance(network, ActorCritic) or not is_plain(policy):
+    if not isinstance(network, ActorCritic | Tower) or not is_plain(policy):
         return "not the default network"
     if len(network.sizes) < 2:
         return "no hidden layers"
-    if not all(p.requires_grad and p.device == rollout.rewards.device for p in policy.parameters()):
+    if not all(p.requires_grad and p.device == rollout.rewards.device for p in network.parameters()):
         return "weights that are frozen or on another device"
     obs = rollout.flat_obs(policy.view)
     if obs.dtype not in OBS_DTYPES:
@@ -349,6 +368,19 @@ def why_not_fused(policy: Policy, rollout: Rollout, precision: Precision) -> str
     perceptron = perceptron_of(policy, rollout.flat_obs(policy.view), precision)
     fits = [perceptron.choose_tile(cores, forward) for forward in (False, True)]
     return None if all(fits) else "a network too large for shared memory"
+
+
+def acting_kernels(policy: Policy, rollout: Rollout, precision: Precision) -> PerceptronKernels | None:
+    """Kernels of the actor of a policy with a central critic, for a rollout in one launch; None if there are none.
+
+    Not in bfloat16, in which torch rounds other numbers than the kernels do: log-probabilities would differ by more
+    than a small part of the clip range.
+    """
+    if policy.critic is None or rollout.env.functions.backend.tensor_cores is None or precision == "bfloat16":
+        return None
+    if _why_no_kernels(policy, rollout) or _why_not_default(policy, rollout):
+        return None
+    return PerceptronKernels(policy, rollout, precision)
 
 
 GRADIENT_ARRAYS = (
@@ -427,10 +459,10 @@ class Compiled:
 class PerceptronKernels:
     """The kernels of one policy: gradients of minibatches, and the forward pass of a step's observations.
 
-    Makes the policy's parameters views of one tensor.
+    Makes the network's parameters views of one tensor.
 
     Args:
-        policy: Its network is an ActorCritic for which ``why_not_fused`` is None.
+        policy: Its network is an ActorCritic for which ``why_not_fused`` is None, or a Tower, see ``acting_kernels``.
         rollout: The samples.
         precision: Of the matrix products.
         flat: Where the parameters lie, (n,) float32; None allocates.
@@ -439,7 +471,8 @@ class PerceptronKernels:
     def __init__(
         self, policy: Policy, rollout: Rollout, precision: Precision, flat: torch.Tensor | None = None
     ) -> None:
-        self.policy, self.rollout, self.parameters = policy, rollout, FlatTensors(list(policy.parameters()), flat)
+        self.policy, self.rollout = policy, rollout
+        self.parameters = FlatTensors(list(policy.network.parameters()), flat)
         self.perceptron = perceptron_of(policy, rollout.flat_obs(policy.view), precision)
         normalizers = policy.obs_normalizer, policy.return_normalizer
         statistics = [(None, None) if n is None else (n.mean, n.var) for n in normalizers]

@@ -113,6 +113,9 @@ class Forward:
     A central critic without memory computes no values in the steps, which do not need them, but of all of them in
     ``finish``: a few large products take a fraction of the time of many small ones.
 
+    Attributes:
+        values_later: Whether that is so.
+
     Args:
         policy: The policy.
         rollout: Has the observations, and stores the values.
@@ -134,15 +137,15 @@ class Forward:
         steps_at_once: int = 1,
     ) -> None:
         self.policy, self.rollout, self.outputs = policy, rollout, outputs
-        self._values_later, self._steps_at_once = policy.critic is not None and states is None, steps_at_once
+        self.values_later, self._steps_at_once = policy.critic is not None and states is None, steps_at_once
         self._envs = envs = envs or all_envs(rollout.env.num_envs)
         self.kernels, self.states, self._context = kernels, states, RolloutContext(policy, rollout, envs=envs)
         self._launch = None if kernels is None else kernels.forward(num_envs=envs.size)  # of one range
 
     def adopt(self) -> None:
-        """Let the kernels read the policy's parameters, whose tensors a caller may have replaced."""
+        """Let the kernels read the network's parameters, whose tensors a caller may have replaced."""
         if self.kernels is not None:
-            self.kernels.parameters.adopt(parameters_of(self.policy))
+            self.kernels.parameters.adopt(parameters_of(self.policy.network))
 
     def __call__(self, t: int) -> None:
         """Step t's parameters, and its values unless ``finish`` computes them.
@@ -150,7 +153,7 @@ class Forward:
         Parameters of forbidden choices are the least float. Weights must not change between step 0 and ``finish``. A
         recurrent policy takes the step.
         """
-        if not self._values_later:
+        if not self.values_later:
             self._pass(t)
             return
         data, view, envs = self.rollout, self.policy.view, self._envs
@@ -158,7 +161,7 @@ class Forward:
 
     def finish(self) -> None:
         """The values that the steps did not compute, which are at least those of row T."""
-        if not self._values_later:
+        if not self.values_later:
             self._pass(-1, only_values=True)
             return
         values, agents = self.rollout.values, self.policy.view.agents

@@ -177,6 +177,11 @@ class Rollout:
         """
         return self.obs.flatten(2)[:, :, None] if self._states is None else self._states
 
+    @property
+    def keeps_states(self) -> bool:
+        """Whether it stores states for critics, which are not the observations."""
+        return self._states is not None
+
     def keep_state(self, t: int) -> None:
         """Store what central critics see before step t from the environment's state, if it is not the observations."""
         if self._states is not None:

@@ -55,6 +55,7 @@ from gpu_vecenv.train.network_checks import check_independent_rows
 from gpu_vecenv.train.opponent_ranges import Ranges
 from gpu_vecenv.train.opponents import Opponents
 from gpu_vecenv.train.opponents_config import OpponentsConfig
+from gpu_vecenv.train.perceptron import acting_kernels
 from gpu_vecenv.train.policy import Policy
 from gpu_vecenv.train.policy_kernels import Forward, choose_kernels
 from gpu_vecenv.train.policy_specs import PolicySpec, Sharing, keeps_states, policy_of_spec, resolve_specs
@@ -187,6 +188,11 @@ class Trainer:
                 for name, policy in self.policies.items()
             }
             self.kernels = kernels = {name: choice.kernels for name, choice in choices.items()}  # None: torch
+            actors = {
+                name: found
+                for name, policy in self.policies.items()
+                if kernels[name] is None and (found := acting_kernels(policy, self.rollout, self.config.precision))
+            }
             # Why not one kernel computes a policy, and why torch does; None: kernels do.
             self.unfused_reasons = {name: choice.unfused_reason for name, choice in choices.items()}
             self.torch_reasons = {name: choice.torch_reason for name, choice in choices.items()}
@@ -250,6 +256,7 @@ class Trainer:
                 self.sampler,
                 self.unfused_reasons,
                 kernels,
+                actors=actors,
                 opponents=self.opponents,
                 has_populations=bool(self.populations),
             )
@@ -539,8 +546,10 @@ class Trainer:
             self.levels.begin_rollout()
         if self.opponents is not None:
             self.begin_episodes(self.opponents.begin_rollout())
+        left: list[Forward] = self._forward_passes
         if self._fused_rollout is not None and self._fused_rollout.applies():
             self._fused_rollout()
+            left = [forward for forward in self._forward_passes if forward.values_later]
         else:
             passes: list[Callable[[int], None]] = [*self._forward_passes]
             act = None
@@ -548,8 +557,8 @@ class Trainer:
                 passes.append(self.opponents)
                 act = self.opponents.act if self.opponents.acts_itself else None
             data.collect(passes, self.sampler, self._parameters, self.timer.mark, timed_step, act)
-            for forward in self._forward_passes:
-                forward.finish()
+        for forward in left:
+            forward.finish()
         if self.opponents is not None:
             self.opponents.end_rollout()
         self._compute_advantages()

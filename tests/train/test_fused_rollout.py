@@ -13,6 +13,7 @@ from games.probes import Forbidden
 from games.race import Race
 from games.sacrifice import Sacrifice
 from support.bitwise import equal_bits
+from support.learning import batch_of
 
 import gpu_vecenv
 from gpu_vecenv.engine.sampler import Sampler
@@ -29,6 +30,7 @@ from gpu_vecenv.train.perceptron import PerceptronKernels, TileShape
 from gpu_vecenv.train.policy_kernels import Forward
 from gpu_vecenv.train.policy_specs import PolicySpec, policy_of_spec, resolve_specs
 from gpu_vecenv.train.ppo import PPOConfig
+from gpu_vecenv.train.rollout_context import RolloutContext
 from gpu_vecenv.train.rollout_storage import Rollout
 from gpu_vecenv.train.trainer import Trainer
 
@@ -367,3 +369,55 @@ def test_a_changed_policy_is_computed_as_it_is(device):
     policy.register_forward_hook(lambda *_: calls.append(1))
     trainer.train_iteration()
     assert len(calls) >= trainer.config.num_steps
+
+
+CENTRAL = {
+    "agent ids": Case("simple_spread", {"max_steps": 5}, {**BOTH, "agent_ids": True, "hidden_sizes": (24, 16)}),
+    "a policy for each role, masks": Case(Crew, {}, {"hidden_sizes": (16,), "activation": "relu"}),
+    "box, tanh": Case("pendulum", {"max_steps": 4}, {**BOTH, "hidden_sizes": (16, 8), "squash": "tanh"}),
+}
+
+
+@pytest.mark.parametrize("name", CENTRAL)
+def test_actors_beside_a_central_critic_act_in_one_launch(name, device):
+    """Rounded in another order than torch rounds; weights that a caller replaces are those that act."""
+    case = CENTRAL[name]
+    trainer = trainer_of(case._replace(config={**case.config, "critic": "central"}), device)
+    assert trainer.rollout_reason is None and set(trainer.torch_reasons.values()) == {"a central critic"}
+    data, before = trainer.rollout, None
+    samples = torch.arange(data.rewards.numel(), device=data.rewards.device).view(data.rewards.shape)
+    for _ in range(3):
+        data.values.fill_(NAN)
+        data.log_probs.fill_(NAN)
+        trainer.begin_iteration()
+        for policy in trainer.policies.values():
+            agents, context = policy.view.agents, RolloutContext(policy, data, samples.numel())
+            indices = samples[:, :, agents].flatten()
+            batch = batch_of(data, policy.view, indices, data.advantages.flatten()[indices])
+            with torch.no_grad():
+                outputs = policy.parameters_of(batch.obs, policy.view.positions()[indices % data.rewards.shape[2]])
+                log_probs, _ = policy.log_probs_and_entropies(outputs, batch.draws, batch.action_mask)
+                values = [policy(policy.view.obs(obs), context=context.of_step(t))[1] for t, obs in enumerate(data.obs)]
+            acted = data.active[:-1].flatten()[indices]
+            torch.testing.assert_close(batch.log_probs[acted], log_probs[acted], rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(data.values[:, :, agents], torch.stack(values), rtol=1e-4, atol=1e-4)
+        trainer.end_iteration()
+        assert before is None or not equal_bits(before, data.log_probs)
+        before = data.log_probs.clone()
+        for policy in trainer.policies.values():
+            for p in policy.network.parameters():
+                p.data = 1.5 * p.detach()
+
+
+def test_what_a_central_critic_sees_may_need_several_launches(device):
+    critic = {"critic": "central", "hidden_sizes": (16,)}
+    declared = trainer_of(Case("pursuit", {"max_steps": 4}, critic), device)
+    assert declared.rollout_reason == "a state for critics, which is stored at each step"
+    changed = trainer_of(CENTRAL["agent ids"]._replace(config=critic), device)
+    changed.train_iteration()
+    calls = []
+    changed.policies["agent"].network.head.register_forward_hook(lambda *_: calls.append(1))
+    changed.train_iteration()
+    assert len(calls) >= changed.config.num_steps
+    lower = trainer_of(CENTRAL["agent ids"]._replace(config={**critic, "precision": "bfloat16"}), device)
+    assert lower.rollout_reason == "a policy without a kernel of its own: a central critic"

@@ -239,6 +239,8 @@ def test_what_one_launch_cannot_do_takes_several(device_of_networks):
         (POOL, Race(), "opponents of agents with the same policy"),
     ):
         assert trainer(device_of_networks, opponents, game=game).rollout_reason == reason
+    central = trainer(device_of_networks, config=dataclasses.replace(TINY, critic="central"))
+    assert central.rollout_reason == "opponents beside a central critic"
 
 
 def acts_by_weights(one, taken):
