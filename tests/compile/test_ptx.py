@@ -183,6 +183,7 @@ PERCEPTRONS = {
     "discrete": ("tag_continuous", {"normalize_obs": True}),
     "box": ("pendulum", {"shared_trunk": False, "normalize_returns": True, "hidden_sizes": (40, 24)}),
     "box, beta": ("pendulum", {"squash": "beta", "hidden_sizes": (40, 24)}),
+    "agent ids": ("simple_spread", {"agent_ids": True, "normalize_obs": True, "hidden_sizes": (40, 24)}),
     "turns": (Race, {}),
 }
 
