@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -327,17 +328,20 @@ class Evaluator:
         digest = Digest(env.functions, env.num_envs) if greedy else None
 
         def step() -> None:
-            running = env.active.any(1)
             env.step(act(buffers.obs, buffers.action_mask), out=buffers)
-            if digest is not None:
-                before = digest.words.clone()
-                digest.add_outputs(buffers.obs, buffers.rewards)
-                digest.words.copy_(torch.where(running, digest.words, before))
+
+        def step_and_add(digest: Digest) -> None:
+            running, before = env.active.any(1), digest.words.clone()
+            step()
+            digest.add_outputs(buffers.obs, buffers.rewards)
+            digest.words.copy_(torch.where(running, digest.words, before))
 
         stream, graph_pool = None, None
         if env.device.type == "cuda" and act.capturable and env.why_not_fused() is None:
             stream, graph_pool = capture_stream(env.functions.backend, threading.get_ident()), GraphPool()
-        graphed = GraphedCallable(step, "the evaluation", graph_pool)
+        graphed = GraphedCallable(
+            step if digest is None else partial(step_and_add, digest), "the evaluation", graph_pool
+        )
         played = []
         with ordered_on(stream, env.device):
             for index in range(rounds):

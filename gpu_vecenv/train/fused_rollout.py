@@ -1,7 +1,8 @@
 """A rollout in one launch: forward pass, sampling, step, observation and storage of all steps.
 
 ``cuda/learner/rollout.cu`` is compiled for one game, its policies and one precision. Where it does not apply, a rollout
-takes a few launches a step (``Rollout.collect``), with bit-identical results; ``fused_rollout`` says why.
+takes a few launches a step (``Rollout.collect``), with bit-identical results but for actors beside a central critic,
+which torch computes there; ``fused_rollout`` says why.
 """
 
 from __future__ import annotations

@@ -373,8 +373,8 @@ def why_not_fused(policy: Policy, rollout: Rollout, precision: Precision) -> str
 def acting_kernels(policy: Policy, rollout: Rollout, precision: Precision) -> PerceptronKernels | None:
     """Kernels of the actor of a policy with a central critic, for a rollout in one launch; None if there are none.
 
-    Not in bfloat16, in which torch rounds other numbers than the kernels do: log-probabilities would differ by more
-    than a small part of the clip range.
+    Not in bfloat16: torch, which computes the updates, rounds other numbers to it than the kernels do, and probability
+    ratios would show it.
     """
     if policy.critic is None or rollout.env.functions.backend.tensor_cores is None or precision == "bfloat16":
         return None
