@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import torch
 
 from gpu_vecenv.bench.games import repeat_step
 from gpu_vecenv.engine.make import make
-from gpu_vecenv.engine.timing import run_seconds, spread
+from gpu_vecenv.engine.timing import runs_in_turn, spread
 from gpu_vecenv.errors import ConfigError, nearest
 from gpu_vecenv.views.batched_env import BatchedParallelEnv
 from gpu_vecenv.views.gymnasium_env import GymnasiumVectorEnv
@@ -55,25 +55,35 @@ def measure(name: str, device: torch.device) -> Iterator[dict[str, Any]]:
             actions.append(vec_env.sample_actions())
             vec_env.step(actions[-1])
         given, buffers = itertools.cycle(actions), vec_env.step_buffers()
-        of_step = microseconds("vec_env_step_us", lambda: vec_env.step(next(given)), device)  # noqa: B023
         vec_env.step(actions[0], out=buffers)  # repeat_step writes into these buffers
-        of_launch = microseconds("launch_us", repeat_step(vec_env), device)
-        vec_env.close()
+        of_launch = microseconds({"launch_us": repeat_step(vec_env)}, device)
         env = _made(name, game, num_envs, device, config)
-        of_interface = microseconds("interface_us", prepare(env, actions), device)
+        through = {"interface_us": prepare(env, actions), "vec_env_step_us": lambda: vec_env.step(next(given))}  # noqa: B023
         row: dict[str, Any] = {"interface": name, "game": game, "num_envs": num_envs, "config": config}
-        row |= of_interface | of_step | of_launch
-        row["overhead_us"] = round(row["interface_us"] - row["vec_env_step_us"], 2)
+        row |= microseconds(through, device, "overhead_us") | of_launch
+        vec_env.close()
         if name == "sb3":
-            row |= _naive(game, num_envs, device, config, actions)
+            row |= microseconds(_naive(game, num_envs, device, config, actions), device)
         yield row
 
 
-def microseconds(name: str, step: Callable[[], Any], device: torch.device) -> dict[str, Any]:
-    """Wall time of one call in microseconds, with quartiles, under that name."""
-    for _ in range(20):
-        step()
-    return spread(name, [run * 1e6 for run in run_seconds(step, device)], 2)
+def microseconds(
+    calls: Mapping[str, Callable[[], Any]], device: torch.device, difference: str | None = None
+) -> dict[str, Any]:
+    """Wall time of one call of each in microseconds, with quartiles, under its name.
+
+    Runs of all are measured in turn. ``difference`` is the name of the first one's time less the second one's.
+    """
+    for call in calls.values():
+        for _ in range(20):
+            call()
+    runs = [[1e6 * run for run in own] for own in runs_in_turn(list(calls.values()), device)]
+    found: dict[str, Any] = {}
+    for name, own in zip(calls, runs, strict=True):
+        found |= spread(name, own, 2)
+    if difference is not None:
+        found |= spread(difference, [one - other for one, other in zip(*runs, strict=True)], 2)
+    return found
 
 
 def check_known(names: tuple[str, ...]) -> None:
@@ -186,7 +196,7 @@ INTERFACES: dict[str, tuple[Games, Prepare]] = {
 
 def _naive(
     game: str, num_envs: int, device: torch.device, config: dict[str, Any], actions: list[torch.Tensor]
-) -> dict[str, Any]:
+) -> dict[str, Callable[[], Any]]:
     """Simpler implementations to compare SB3's adapter with: four ``.cpu()`` calls, and a dictionary for every row."""
     env = GymnasiumVectorEnv(game, num_envs, device, **config)
     env.reset(seed=1)
@@ -206,8 +216,4 @@ def _naive(
             infos[row] = {"terminal_observation": final[row], "TimeLimit.truncated": truncations[row]}
 
     numpy_view = GymnasiumVectorEnv(game, num_envs, device, output="numpy", **config)
-    return {
-        **microseconds("naive_us", naive, device),
-        **microseconds("four_copies_us", four_copies, device),
-        **microseconds("numpy_view_us", _numpy_view(numpy_view, actions), device),
-    }
+    return {"naive_us": naive, "four_copies_us": four_copies, "numpy_view_us": _numpy_view(numpy_view, actions)}

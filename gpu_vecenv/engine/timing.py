@@ -25,20 +25,33 @@ MIN_SECONDS, MAX_SECONDS = 0.1, 1.0  # of a run; at least 3 calls unless they ex
 
 def run_seconds(call: Callable[[], Any], device: torch.device) -> list[float]:
     """Wall time of one call in each of several runs of many calls; each run ends with a synchronisation."""
-    call()
-    times = []
-    for _ in range(NUM_RUNS):
-        synchronize(device)
-        start, calls, elapsed = time.perf_counter(), 0, 0.0
-        while elapsed < MIN_SECONDS or (calls < 3 and elapsed < MAX_SECONDS):
-            call()
-            calls += 1
-            elapsed = time.perf_counter() - start
-            if device.type == "cuda" and calls % 20 == 0:  # a launch returns before its kernel ends
-                synchronize(device)
-        synchronize(device)
-        times.append((time.perf_counter() - start) / calls)
+    (times,) = runs_in_turn([call], device)
     return times
+
+
+def runs_in_turn(calls: Sequence[Callable[[], Any]], device: torch.device) -> list[list[float]]:
+    """``run_seconds`` of each, a run of each in turn: their k-th runs are as fast as the computer is at that time."""
+    times: list[list[float]] = [[] for _ in calls]
+    for call in calls:
+        call()
+    for _ in range(NUM_RUNS):
+        for call, own in zip(calls, times, strict=True):
+            own.append(_run(call, device))
+    return times
+
+
+def _run(call: Callable[[], Any], device: torch.device) -> float:
+    """Seconds of one of many calls."""
+    synchronize(device)
+    start, calls, elapsed = time.perf_counter(), 0, 0.0
+    while elapsed < MIN_SECONDS or (calls < 3 and elapsed < MAX_SECONDS):
+        call()
+        calls += 1
+        elapsed = time.perf_counter() - start
+        if device.type == "cuda" and calls % 20 == 0:  # a launch returns before its kernel ends
+            synchronize(device)
+    synchronize(device)
+    return (time.perf_counter() - start) / calls
 
 
 def seconds(call: Callable[[], Any], device: torch.device) -> float:
