@@ -101,7 +101,7 @@ VARIANTS: dict[str, Callable[[], Variant]] = {
         for game in ("harvest", "cleanup")
         for reward in ("none", "mean")
     },
-    **{f"economy-{model}": partial(of_economy, model) for model in ("planner", "free_market", "us_federal", "saez")},
+    **{f"economy-{model}": partial(of_economy, model) for model in ("free_market", "us_federal", "saez", "planner")},
 }
 
 

@@ -72,7 +72,7 @@ def test_the_table_of_few_env_steps_is_what_was_measured() -> None:
 
 def test_every_curve_is_shown_and_is_there() -> None:
     with imported_script(DOCS.parent / "tests" / "gpu" / "curves.py") as curves:
-        drawn = {game for file in ("presets.json", "commons.json") for game in curves.pictures(results(file))}
+        drawn = {game for file in ("presets.json", "commons.json", "economy.json") for game in curves.pictures(results(file))}
     assert drawn == {path.stem for path in (DOCS / "results").glob("*.png")}
     shown = set(re.findall(r"\]\((results/[\w-]+\.png)\)", TEXT))
     assert shown == {f"results/{path.name}" for path in (DOCS / "results").glob("*.png")}
