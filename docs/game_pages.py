@@ -288,12 +288,9 @@ def page(name: str, rules: str) -> str:
 With `--preset sample-efficient`, which needs fewer env-steps and more time for each:
 
 {preset_table(kind.sample_efficient_preset)}"""
-    results = (Path(__file__).parent / "results.md").read_text(encoding="utf-8")
-    reached = "What they reach has not been measured yet."
-    if re.search(rf"^(?:\| |## (?:.*\b)?){name}\b", results, re.MULTILINE):
-        reached = "What they reach, and how long it takes: [results](../results.md)."
+    reached = "What they reach, and how long it takes: [results](../results.md)."
     if (Path(__file__).parent / "results" / f"{name}.png").exists():
-        reached += f"\n\n![Returns of {name} while it is trained](../results/{name}.png)"
+        reached += f"\n\n![{name} while it is trained](../results/{name}.png)"
     return f"""# {name}
 
 {summary}

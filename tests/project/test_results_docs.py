@@ -72,7 +72,8 @@ def test_the_table_of_few_env_steps_is_what_was_measured() -> None:
 
 def test_every_curve_is_shown_and_is_there() -> None:
     with imported_script(DOCS.parent / "tests" / "gpu" / "curves.py") as curves:
-        drawn = {game for file in ("presets.json", "commons.json", "economy.json") for game in curves.pictures(results(file))}
+        measured = map(results, ("presets.json", "commons.json", "economy.json"))
+        drawn = {game for contents in measured for game in curves.pictures(contents)}
     assert drawn == {path.stem for path in (DOCS / "results").glob("*.png")}
     shown = set(re.findall(r"\]\((results/[\w-]+\.png)\)", TEXT))
     assert shown == {f"results/{path.name}" for path in (DOCS / "results").glob("*.png")}
@@ -92,6 +93,9 @@ def test_the_table_of_ten_seeds_is_what_was_measured() -> None:
     with imported_script(DOCS.parent / "tests" / "gpu" / "figures.py") as figures:
         assert figures.table([results("presets.json"), results("sb3.json")]) in TEXT
         assert figures.table([results(f"algorithms-{name}.json") for name in ("mappo", "pqn", "ppo")]) in TEXT
+        presets = results("presets.json")
+        robots = {**presets, "runs": [run for run in presets["runs"] if run["row"] == "warehouse"]}
+        assert figures.table([robots, results("warehouse-mappo.json")]) in TEXT
 
 
 def matches_of_connect_four() -> Iterator[str]:
