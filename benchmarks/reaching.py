@@ -6,9 +6,9 @@
 Each command runs in the interpreter that has the side's libraries, and adds a row to the file: the seconds from the
 start of this module, before a library is imported, to each goal, and the curve. Scores are those of the policy that is
 trained, with its exploration: of overcooked the mean return of an episode without shaped rewards, of skirmish the share
-of battles won. Here they are of the last episode of every environment; a published script logs the mean of that over
-the steps of an update, or of the episodes that ended in it. Sizes, networks, and hyper-parameters with their schedules
-are those of the published configuration on both sides.
+of battles won, by MAPPO or, with --algorithm pqn_vdn_rnn, by PQN-VDN. Here they are of the last episode of every
+environment; a published script logs the mean of that over the steps of an update, or of the episodes that ended in it.
+Sizes, networks, and hyper-parameters with their schedules are those of the published configuration on both sides.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ import json  # noqa: E402
 import math  # noqa: E402
 import os  # noqa: E402
 from collections.abc import Sequence  # noqa: E402
-from dataclasses import dataclass, field  # noqa: E402
+from dataclasses import dataclass, field, replace  # noqa: E402
 
 from benchmarks.one_side import add_options, add_row, check_options, module_of, precision_of  # noqa: E402
 from benchmarks.workload import Request, Workload  # noqa: E402
 
-GAMES = {  # of the published configurations
-    "overcooked": Workload(
+SKIRMISH = ("training", "skirmish", 128, 128, 10_000_000 // (128 * 128), {"scenario": "3s5z"})
+TRAININGS = (  # of the published configurations; a game's first one is the default
+    Workload(
         *("training", "overcooked", 64, 256, 5_000_000 // (64 * 256)),
         config={"layout_name": "cramped_room"},
         algorithm="ppo_cnn",
@@ -36,15 +37,9 @@ GAMES = {  # of the published configurations
         num_minibatches=16,
         hidden_size=64,
     ),
-    "skirmish": Workload(
-        *("training", "skirmish", 128, 128, 10_000_000 // (128 * 128)),
-        config={"scenario": "3s5z"},
-        algorithm="mappo_rnn",
-        num_epochs=4,
-        num_minibatches=4,
-        hidden_size=128,
-    ),
-}
+    Workload(*SKIRMISH, algorithm="mappo_rnn", num_epochs=4, num_minibatches=4, hidden_size=128),
+    Workload(*SKIRMISH, algorithm="pqn_vdn_rnn", num_epochs=4, num_minibatches=16, hidden_size=512),
+)
 GOALS = {"overcooked": (20.0, 100.0, 150.0, 180.0, 200.0), "skirmish": (0.1, 0.25, 0.5, 0.75, 0.9)}
 
 
@@ -76,7 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Train until all goals are reached, the published number of steps is over, or --max-seconds are."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.reaching", description=(__doc__ or "").splitlines()[0])
     add_options(parser)
-    parser.add_argument("--game", choices=GAMES, required=True)
+    parser.add_argument("--game", choices=GOALS, required=True)
+    parser.add_argument("--algorithm", choices=sorted({each.algorithm for each in TRAININGS}), help="default: PPO's")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--goals", type=float, nargs="+", help="scores; default: some of the game")
     parser.add_argument("--max-seconds", type=float, default=math.inf)
@@ -88,7 +84,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     check_options(parser, given)
     changes = {key: getattr(given, key) for key in ("updates", "num_envs", "num_steps") if getattr(given, key)}
-    workload = Workload(**{**vars(GAMES[given.game]), **changes})
+    own = {each.algorithm: each for each in TRAININGS if each.game == given.game}
+    if given.algorithm not in (None, *own):
+        parser.error(f"--algorithm is {given.algorithm}; expected, of {given.game}, {' or '.join(own)}")
+    workload = replace(own[given.algorithm or next(iter(own))], **changes)
     request = Request(workload, given.device, precision_of(given.device), given.published)
     curve = Curve(given.goals or GOALS[given.game])
     module = module_of(given.side)

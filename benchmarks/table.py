@@ -129,30 +129,31 @@ def score_lines(folder: Path = FOLDER) -> list[str]:
 
 
 def _scores(results: Mapping[str, Any]) -> Iterator[str]:
-    pairs: dict[str, dict[str, Mapping[str, Any]]] = {}
+    pairs: dict[tuple[str, str], dict[str, Mapping[str, Any]]] = {}
     for row in results["rows"]:
-        pairs.setdefault(row["game"], {})["ours" if row["side"] == "gpu_vecenv" else "theirs"] = row
+        pair = pairs.setdefault((row["game"], row["algorithm"]), {})
+        pair["ours" if row["side"] == "gpu_vecenv" else "theirs"] = row
     yield from ("| | score | gpu_vecenv | other library | ratio |", "|---|---|---|---|---|")
-    for game, pair in pairs.items():
+    for (game, _), pair in pairs.items():
         ours, theirs = pair["ours"], pair["theirs"]
-        for goal, mine in ours["reached"].items():
-            other = theirs["reached"][goal]
-            yield _score(f"`{game}`", goal, mine, theirs["title"], other)
-        if (steps := ours["curve"][-1][1]) > max(mine["env_steps"] for mine in ours["reached"].values()):
-            ends = [{"seconds": row["seconds"], "env_steps": row["curve"][-1][1]} for row in (ours, theirs)]
-            yield _score(f"`{game}`", f"all {steps / 1e6:.0f} M env-steps", ends[0], theirs["title"], ends[1])
+        ends = [{"seconds": row["seconds"], "env_steps": row["curve"][-1][1]} for row in (ours, theirs)]
+        goals = sorted({*ours["reached"], *theirs["reached"]}, key=float)
+        for goal in goals:
+            yield _score(game, goal, *(row["reached"].get(goal) for row in (ours, theirs)), theirs["title"])
+        if ends[0]["env_steps"] > max(at["env_steps"] for at in ours["reached"].values()):
+            yield _score(game, f"all {ends[0]['env_steps'] / 1e6:.0f} M env-steps", *ends, theirs["title"])
     first = results["rows"][0]["provenance"]
     yield ""
     yield f"*{first['device']}, commit {first['commit']}, torch {first['torch']}. {results['what']}*"
     yield ""
 
 
-def _score(game: str, goal: str, ours: Mapping[str, Any], title: str, theirs: Mapping[str, Any]) -> str:
-    def told(at: Mapping[str, Any]) -> str:
-        return f"{at['seconds']:.1f} s, {at['env_steps'] / 1e6:.2f} M"
+def _score(game: str, goal: str, ours: Mapping[str, Any] | None, theirs: Mapping[str, Any] | None, title: str) -> str:
+    def told(at: Mapping[str, Any] | None) -> str:
+        return f"{at['seconds']:.1f} s, {at['env_steps'] / 1e6:.2f} M" if at else "not reached"
 
-    ratio = digits(theirs["seconds"] / ours["seconds"])
-    return f"| {game} | {goal} | {told(ours)} | {title} {told(theirs)} | {ratio} |"
+    ratio = digits(theirs["seconds"] / ours["seconds"]) if ours and theirs else ""
+    return f"| `{game}` | {goal} | {told(ours)} | {title} {told(theirs)} | {ratio} |"
 
 
 if __name__ == "__main__":

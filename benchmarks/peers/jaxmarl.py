@@ -8,12 +8,13 @@ from typing import Any
 
 from benchmarks.peers import jax_ppo, jax_simulation, jaxmarl_games
 from benchmarks.peers.jaxmarl_scripts import published, script_of
-from benchmarks.workload import Peer, Prepared, Request, Workload
+from benchmarks.workload import Algorithm, Peer, Prepared, Request, Workload
 
 KITCHEN = {"layout_name": "cramped_room"}
 LARGE_KITCHEN = {"layout_name": "counter_circuit_o_1order"}
 ARMIES = {"scenario": "3s5z"}
 MARINES = {"scenario": "10m_vs_11m"}
+PQN_SIZES = {"num_minibatches": 16, "hidden_size": 512}
 
 
 def recurrent(num_envs: int, updates: int) -> tuple[Workload, ...]:
@@ -33,10 +34,10 @@ def encoded(num_envs: int, num_steps: int, updates: int) -> Workload:
     return Workload("training", "overcooked", num_envs, num_steps, updates, LARGE_KITCHEN, algorithm="ppo_cnn", **sizes)
 
 
-def battles(num_envs: int, updates: int) -> Workload:
-    """MAPPO with a GRU on skirmish: lengths, epochs, minibatches and units of the published configuration."""
-    sizes: dict[str, Any] = {"num_epochs": 4, "num_minibatches": 4, "hidden_size": 128}
-    return Workload("training", "skirmish", num_envs, 128, updates, ARMIES, algorithm="mappo_rnn", **sizes)
+def battles(num_envs: int, updates: int, algorithm: Algorithm = "mappo_rnn") -> Workload:
+    """MAPPO or PQN-VDN on skirmish: lengths, epochs, minibatches and units of the published configurations."""
+    sizes = {"num_minibatches": 4, "hidden_size": 128} if algorithm == "mappo_rnn" else PQN_SIZES
+    return Workload("training", "skirmish", num_envs, 128, updates, ARMIES, algorithm=algorithm, num_epochs=4, **sizes)
 
 
 PEER = Peer(
@@ -68,6 +69,7 @@ PEER = Peer(
         encoded(num_envs=64, num_steps=256, updates=10),
         encoded(num_envs=1024, num_steps=128, updates=5),
         battles(num_envs=128, updates=10),
+        battles(num_envs=128, updates=5, algorithm="pqn_vdn_rnn"),
         battles(num_envs=1024, updates=5),
     ),
     cuda_requirements=jax_simulation.CUDA_REQUIREMENTS,
@@ -121,8 +123,9 @@ def watch(request: Request, seed: int, log: Callable[[int, float], bool]) -> dic
     facts: dict[str, Any] = jax_simulation.configure(request)
     script, over, errors = script_of(request.workload), threading.Event(), list[BaseException]()
 
-    def logged(metrics: Any) -> None:
-        score = metrics.get("win_rate", metrics.get("returned_episode_returns"))
+    def logged(metrics: Any, step: int | None = None) -> None:
+        names = "win_rate", "returned_won_episode", "returned_episode_returns"
+        score = next(metrics[name] for name in names if name in metrics)
         if not over.is_set() and log(int(metrics["env_step"]), float(np.mean(score))):
             over.set()
 

@@ -28,8 +28,9 @@ class Script:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-# Of pqn_vdn_rnn_mpe.yaml, but without its evaluations, which ours has no part of either.
+# Of pqn_vdn_rnn_mpe.yaml, but without its evaluations, which ours has no part of either. The mode makes it log.
 PQN = {
+    "WANDB_MODE": "offline",
     "MEMORY_WINDOW": 0,
     "NUM_LAYERS": 2,
     "NORM_INPUT": False,
@@ -47,6 +48,19 @@ PQN = {
     "TEST_NUM_ENVS": 1,
     "TEST_NUM_STEPS": 1,
 }
+# Of pqn_vdn_rnn_smax.yaml.
+PQN_SMAX = {
+    **PQN,
+    "MEMORY_WINDOW": 4,
+    "NORM_INPUT": True,
+    "NORM_TYPE": "batch_norm",
+    "EPS_FINISH": 0.01,
+    "LR": 2.5e-4,
+    "LR_LINEAR_DECAY": True,
+    "GAMMA": 0.99,
+    "LAMBDA": 0.85,
+    "REW_SCALE": 10.0,
+}
 # Of mappo_homogenous_rnn_smax.yaml.
 SMAX = {"LR": 2e-3, "ENT_COEF": 0.0, "MAX_GRAD_NORM": 0.25, "OBS_WITH_AGENT_ID": True}
 # Of ippo_cnn_overcooked.yaml.
@@ -60,6 +74,7 @@ SCRIPTS = {  # game, algorithm -> script
     ("simple_spread", "pqn_vdn_rnn"): Script("pqn_vdn_rnn", "JaxMARL PQN-VDN with a GRU", PQN),
     ("overcooked", "ppo_cnn"): Script("ippo_cnn_overcooked", "JaxMARL IPPO with a CNN", OVERCOOKED),
     ("skirmish", "mappo_rnn"): Script("mappo_rnn_smax", "JaxMARL MAPPO with a GRU", SMAX),
+    ("skirmish", "pqn_vdn_rnn"): Script("pqn_vdn_rnn", "JaxMARL PQN-VDN with a GRU", PQN_SMAX),
 }
 
 
@@ -68,7 +83,7 @@ def script_of(workload: Workload) -> Script:
     return SCRIPTS[workload.game, workload.algorithm]
 
 
-def published(workload: Workload, folder: str, log: Any = lambda metrics: None) -> Any:
+def published(workload: Workload, folder: str, log: Any = lambda metrics, step=None: None) -> Any:
     """``make_train`` of the script in a folder.
 
     The modules that only logs, films and the command line use are stood in for; ``log`` gets what it logs.
@@ -91,13 +106,13 @@ def published(workload: Workload, folder: str, log: Any = lambda metrics: None) 
         "WANDB_MODE": "disabled",
         **script.settings,
     }
+    if workload.game == "overcooked":
+        _name_agent_by_default()
+    if workload.game == "skirmish":  # its scripts look the scenario up themselves
+        config |= {"MAP_NAME": workload.config["scenario"], "ENV_KWARGS": {}}
     if workload.algorithm == "pqn_vdn_rnn":
         config |= {"HIDDEN_SIZE": workload.hidden_size}
         return module.make_train(config, module.env_from_config(config)[0])
-    if workload.game == "overcooked":
-        _name_agent_by_default()
-    if workload.game == "skirmish":  # its script looks the scenario up itself
-        config |= {"MAP_NAME": workload.config["scenario"], "ENV_KWARGS": {}}
     units = {"FC_DIM_SIZE": workload.hidden_size, "GRU_HIDDEN_DIM": workload.hidden_size, "SCALE_CLIP_EPS": False}
     return module.make_train({**config, **units})
 

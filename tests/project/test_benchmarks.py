@@ -7,6 +7,7 @@ import math
 import re
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from benchmarks import chart, learning, ours, reaching, table  # noqa: E402
 from benchmarks.__main__ import Side, main, parse, workloads_of  # noqa: E402
 from benchmarks.errors import BenchmarkError  # noqa: E402
 from benchmarks.peers import PEERS, ai_economist  # noqa: E402
-from benchmarks.workload import Request, Workload  # noqa: E402
+from benchmarks.workload import Algorithm, Request, Workload  # noqa: E402
 from gpu_vecenv.envs.registry import configure  # noqa: E402
 
 
@@ -210,6 +211,14 @@ def test_options_of_learning_are_refused(
     assert message in capsys.readouterr().err and not any(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(("game", "algorithm"), ours.CONFIGS)
+def test_published_configurations_train(game: str, algorithm: Algorithm) -> None:
+    workload = Workload("training", game, 2, 8, 1, {}, algorithm, 1, 1, hidden_size=8)
+    trainer = ours.trainer_of(Request(workload, "cpu", "float32"), total_steps=workload.env_steps)
+    with closing(trainer.env), closing(trainer):
+        assert all(math.isfinite(value) for key, value in trainer.train_iteration().items() if "loss" in key)
+
+
 def test_scores_are_those_of_ended_episodes() -> None:
     config = {"scenario": "9s_vs_1m", "start_spread": 1.0}  # which allies win, whatever they do
     workload = Workload("training", "skirmish", 2, 4, 20, config, "mappo_rnn", 1, 1, hidden_size=4)
@@ -224,6 +233,26 @@ def test_scores_are_those_of_ended_episodes() -> None:
     assert math.isnan(logged[0][1]) and logged[-1][1] == 1.0 and len(logged) < 20
 
 
+def test_an_algorithm_that_a_game_has_no_training_by_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "out.json"
+    with pytest.raises(SystemExit):
+        reaching.main(["gpu_vecenv", "--game", "skirmish", "--algorithm", "ppo_cnn", "--json", str(file)])
+    assert "ppo_cnn; expected, of skirmish, mappo_rnn or pqn_vdn_rnn" in capsys.readouterr().err and not file.exists()
+
+
+def test_a_score_that_a_side_does_not_reach_is_told(tmp_path: Path) -> None:
+    reached = {"0.5": {"seconds": 2.0, "env_steps": 1_000_000}}
+    row = {"game": "skirmish", "algorithm": "pqn_vdn_rnn", "seconds": 3.0, "curve": [[3.0, 1_000_000, 0.6]]}
+    sides = [
+        {**row, "side": "gpu_vecenv", "reached": reached, "provenance": dict.fromkeys(("device", "commit", "torch"))},
+        {**row, "side": "jaxmarl", "reached": {}, "title": "PQN"},
+    ]
+    (tmp_path / "a-reaching.json").write_text(json.dumps({"what": "", "rows": sides}), encoding="utf-8")
+    assert "| `skirmish` | 0.5 | 2.0 s, 1.00 M | PQN not reached |  |" in table.score_lines(tmp_path)
+
+
 def test_a_curve_keeps_when_goals_were_reached() -> None:
     curve = reaching.Curve((1.0, 2.0))
     assert [curve.add(*point) for point in ((10, math.nan), (20, 0.5), (30, 1.5), (40, 0.9))] == [False] * 4
@@ -233,13 +262,13 @@ def test_a_curve_keeps_when_goals_were_reached() -> None:
     assert [steps for _, steps, _ in curve.thinned(2)] == [20, 40, 50]
 
 
-@pytest.mark.parametrize("game", reaching.GAMES)
-def test_trainings_to_a_score_are_those_of_the_rows(game: str) -> None:
-    mine, peer = reaching.GAMES[game], importlib.import_module("benchmarks.peers.jaxmarl").PEER
-    (row,) = (each for each in peer.cuda if (each.game, each.kind) == (game, "training") and each.num_envs < 1024)
-    same = ("algorithm", "num_envs", "num_steps", "num_epochs", "num_minibatches", "hidden_size")
+@pytest.mark.parametrize("mine", reaching.TRAININGS, ids=lambda mine: f"{mine.game}-{mine.algorithm}")
+def test_trainings_to_a_score_are_those_of_the_rows(mine: Workload) -> None:
+    peer, which = importlib.import_module("benchmarks.peers.jaxmarl").PEER, (mine.game, mine.algorithm)
+    (row,) = (each for each in peer.cuda if (each.game, each.algorithm) == which and 1 < each.num_envs < 1024)
+    same = ("num_envs", "num_steps", "num_epochs", "num_minibatches", "hidden_size")
     assert {key: getattr(mine, key) for key in same} == {key: getattr(row, key) for key in same}
-    assert len(reaching.GOALS[game]) == 5 and mine.updates > row.updates
+    assert len(reaching.GOALS[mine.game]) == 5 and mine.updates > row.updates
 
 
 def test_a_side_that_does_not_start_says_why() -> None:
