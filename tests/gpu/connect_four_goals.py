@@ -101,4 +101,4 @@ def main(folder: Path, options: Options) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), tyro.cli(Options, args=sys.argv[2:], prog="connect_four_goals.py FOLDER")))
+    sys.exit(tyro.cli(main, config=(tyro.conf.PositionalRequiredArgs, tyro.conf.OmitArgPrefixes)))

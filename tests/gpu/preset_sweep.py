@@ -162,4 +162,4 @@ def summary(row: str, runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), tyro.cli(Options, args=sys.argv[2:], prog="preset_sweep.py FOLDER")))
+    sys.exit(tyro.cli(main, config=(tyro.conf.PositionalRequiredArgs, tyro.conf.OmitArgPrefixes)))

@@ -261,4 +261,4 @@ def main(folder: Path, config: ResultsConfig) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), tyro.cli(ResultsConfig, args=sys.argv[2:], prog="results.py FOLDER"))
+    tyro.cli(main, config=(tyro.conf.PositionalRequiredArgs, tyro.conf.OmitArgPrefixes))
