@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
@@ -129,31 +130,50 @@ def score_lines(folder: Path = FOLDER) -> list[str]:
 
 
 def _scores(results: Mapping[str, Any]) -> Iterator[str]:
-    pairs: dict[tuple[str, str], dict[str, Mapping[str, Any]]] = {}
+    pairs: dict[tuple[str, str], tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]] = {}
     for row in results["rows"]:
-        pair = pairs.setdefault((row["game"], row["algorithm"]), {})
-        pair["ours" if row["side"] == "gpu_vecenv" else "theirs"] = row
+        ours, theirs = pairs.setdefault((row["game"], row["algorithm"]), ([], []))
+        (ours if row["side"] == "gpu_vecenv" else theirs).append(row)
     yield from ("| | score | gpu_vecenv | other library | ratio |", "|---|---|---|---|---|")
     for (game, _), pair in pairs.items():
-        ours, theirs = pair["ours"], pair["theirs"]
-        ends = [{"seconds": row["seconds"], "env_steps": row["curve"][-1][1]} for row in (ours, theirs)]
-        goals = sorted({*ours["reached"], *theirs["reached"]}, key=float)
-        for goal in goals:
-            yield _score(game, goal, *(row["reached"].get(goal) for row in (ours, theirs)), theirs["title"])
-        if ends[0]["env_steps"] > max(at["env_steps"] for at in ours["reached"].values()):
-            yield _score(game, f"all {ends[0]['env_steps'] / 1e6:.0f} M env-steps", *ends, theirs["title"])
+        title = pair[1][0]["title"]
+        for goal in sorted({goal for side in pair for row in side for goal in row["reached"]}, key=float):
+            yield _score(game, goal, *([row["reached"].get(goal) for row in side] for side in pair), title)
+        ends = [[{"seconds": row["seconds"], "env_steps": row["curve"][-1][1]} for row in side] for side in pair]
+        steps = min(end["env_steps"] for end in ends[0])
+        if steps > max(at["env_steps"] for row in pair[0] for at in row["reached"].values()):
+            yield _score(game, f"all {steps / 1e6:.0f} M env-steps", *ends, title)
     first = results["rows"][0]["provenance"]
     yield ""
     yield f"*{first['device']}, commit {first['commit']}, torch {first['torch']}. {results['what']}*"
     yield ""
 
 
-def _score(game: str, goal: str, ours: Mapping[str, Any] | None, theirs: Mapping[str, Any] | None, title: str) -> str:
-    def told(at: Mapping[str, Any] | None) -> str:
-        return f"{at['seconds']:.1f} s, {at['env_steps'] / 1e6:.2f} M" if at else "not reached"
+Reached = Sequence[Mapping[str, Any] | None]  # of each seed when and after how many env-steps; None: not at all
 
-    ratio = digits(theirs["seconds"] / ours["seconds"]) if ours and theirs else ""
-    return f"| `{game}` | {goal} | {told(ours)} | {title} {told(theirs)} | {ratio} |"
+
+def _score(game: str, goal: str, ours: Reached, theirs: Reached, title: str) -> str:
+    """Medians over the seeds, with quartiles where there are several. A seed that does not reach it takes for ever."""
+    middles = [_spread([at["seconds"] if at else math.inf for at in side])[1] for side in (ours, theirs)]
+    ratio = digits(middles[1] / middles[0]) if all(map(math.isfinite, middles)) else ""
+    return f"| `{game}` | {goal} | {_told(ours)} | {title} {_told(theirs)} | {ratio} |"
+
+
+def _told(reached: Reached) -> str:
+    lower, middle, upper = _spread([at["seconds"] if at else math.inf for at in reached])
+    if math.isinf(middle):
+        return f"reached by {sum(at is not None for at in reached)} of {len(reached)}"
+    steps = _spread([at["env_steps"] / 1e6 if at else math.inf for at in reached])[1]
+    ends = f"{lower:.1f}", f"{upper:.1f}" if math.isfinite(upper) else "not reached"
+    spread = f" ({' … '.join(ends)})" if len(reached) > 1 else ""
+    return f"{middle:.1f} s{spread}, {steps:.2f} M"
+
+
+def _spread(values: Sequence[float]) -> tuple[float, float, float]:
+    """Quartiles, each of them one of the values: the lower one of two in the middle."""
+    ordered = sorted(values)
+    lower, middle, upper = (ordered[(len(ordered) - 1) * k // 4] for k in (1, 2, 3))
+    return lower, middle, upper
 
 
 if __name__ == "__main__":

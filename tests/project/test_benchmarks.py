@@ -242,15 +242,22 @@ def test_an_algorithm_that_a_game_has_no_training_by_is_refused(
     assert "ppo_cnn; expected, of skirmish, mappo_rnn or pqn_vdn_rnn" in capsys.readouterr().err and not file.exists()
 
 
-def test_a_score_that_a_side_does_not_reach_is_told(tmp_path: Path) -> None:
-    reached = {"0.5": {"seconds": 2.0, "env_steps": 1_000_000}}
-    row = {"game": "skirmish", "algorithm": "pqn_vdn_rnn", "seconds": 3.0, "curve": [[3.0, 1_000_000, 0.6]]}
-    sides = [
-        {**row, "side": "gpu_vecenv", "reached": reached, "provenance": dict.fromkeys(("device", "commit", "torch"))},
-        {**row, "side": "jaxmarl", "reached": {}, "title": "PQN"},
-    ]
-    (tmp_path / "a-reaching.json").write_text(json.dumps({"what": "", "rows": sides}), encoding="utf-8")
-    assert "| `skirmish` | 0.5 | 2.0 s, 1.00 M | PQN not reached |  |" in table.score_lines(tmp_path)
+def test_scores_of_several_seeds_are_told_with_quartiles(tmp_path: Path) -> None:
+    def row(side: str, seconds: float | None) -> dict[str, Any]:
+        reached = {} if seconds is None else {"0.5": {"seconds": seconds, "env_steps": int(seconds * 1e6)}}
+        own = {"provenance": dict.fromkeys(("device", "commit", "torch"))} if side == "gpu_vecenv" else {"title": "PQN"}
+        common = {"game": "skirmish", "algorithm": "pqn_vdn_rnn", "seconds": 3.0, "curve": [[3.0, 1_000_000, 0.6]]}
+        return {**common, **own, "side": side, "reached": reached}
+
+    def told(*theirs: float | None) -> str:
+        ours = 2.0, 1.0, None, 3.0, 4.0
+        rows = [*(row("gpu_vecenv", each) for each in ours), *(row("jaxmarl", each) for each in theirs)]
+        (tmp_path / "a-reaching.json").write_text(json.dumps({"what": "", "rows": rows}), encoding="utf-8")
+        return table.score_lines(tmp_path)[2]
+
+    assert told(6.0) == "| `skirmish` | 0.5 | 3.0 s (2.0 … 4.0), 3.00 M | PQN 6.0 s, 6.00 M | 2.00 |"
+    assert "PQN 6.0 s (6.0 … not reached), 6.00 M" in told(6.0, 5.0, 6.0, None, None)
+    assert told(6.0, None, None) == "| `skirmish` | 0.5 | 3.0 s (2.0 … 4.0), 3.00 M | PQN reached by 1 of 3 |  |"
 
 
 def test_a_curve_keeps_when_goals_were_reached() -> None:
