@@ -23,6 +23,7 @@ from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.env.multi_agent_env_runner import MultiAgentEnvRunner
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from ray.rllib.utils.pre_checks.env import check_multiagent_environments
+from support.actions import UNMASKED
 from support.adapter_contract import run_example
 
 import gpu_vecenv
@@ -60,7 +61,7 @@ def runner_of_roles(game, num_envs=2, seed=3, worker=0, **config):
     return MultiAgentEnvRunner(config=config, worker_index=worker)
 
 
-@pytest.mark.parametrize("name", [name for name, game in GAMES.items() if not game.masks_actions])
+@pytest.mark.parametrize("name", UNMASKED)
 def test_steps_are_those_of_the_gymnasium_view(name, device):
     """But for rows whose agents leave: seeing nothing, they wait for their environment's end."""
     config = TAG if name == "tag_continuous" else {"max_steps": 9}

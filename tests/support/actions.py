@@ -1,6 +1,10 @@
-"""Actions that environments have to clip."""
+"""Actions that environments have to clip, and games that allow all of their spaces' actions."""
 
 import torch
+
+from gpu_vecenv.envs.registry import GAMES
+
+UNMASKED = [name for name, game in GAMES.items() if not game.masks_actions]
 
 
 def beyond_bounds(actions: torch.Tensor) -> torch.Tensor:

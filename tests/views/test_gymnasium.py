@@ -23,6 +23,7 @@ from gymnasium.utils import RecordConstructorArgs
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.wrappers import vector as gymnasium_wrappers
+from support.actions import UNMASKED
 from support.bitwise import equal_bits
 from support.processes import run_child
 from support.synchronisation import no_synchronisation
@@ -44,7 +45,6 @@ from gpu_vecenv.errors import (
 
 MODES = ["same_step", "next_step", "disabled"]
 IDS = {name: gymnasium_id(game) for name, game in GAMES.items()}
-UNMASKED = [name for name, game in GAMES.items() if not game.masks_actions]  # any action of their spaces is allowed
 ALL_IDS = [gymnasium_id(game, version=version) for game in GAMES.values() for version in versions(game)]
 # Few agents, so that they leave early and environments end often.
 TAG = {"num_taggers": 2, "num_runners": 3, "num_neighbors": 3, "side": 3.0, "max_steps": 12, "tagging_distance": 0.1}
