@@ -6,7 +6,7 @@ The four numbers are those of Perolat et al., "A multi-agent reinforcement learn
 appropriation", 2017: see gpu_vecenv.envs.commons.social_metrics.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from typing import Literal
 
@@ -38,11 +38,11 @@ def make_trainer(game: gpu_vecenv.Env, total_steps: int, num_envs: int, seed: in
 
 
 def societies(
-    game: gpu_vecenv.Env, policy: Policy, episodes: int, seed: int, device: str | None
+    game: gpu_vecenv.Env, players: Mapping[str, Policy | None], episodes: int, seed: int, device: str | None
 ) -> Iterator[tuple[str, dict[str, float]]]:
-    """Players and what a society of them is like: random and trained ones."""
-    for name, players in (("random", None), ("trained", policy)):
-        yield name, society(game, players, episodes, seed, device)
+    """What a society of each kind of players is like; None is for random ones."""
+    for name, policy in players.items():
+        yield name, society(game, policy, episodes, seed, device)
 
 
 def main(
@@ -78,7 +78,8 @@ def main(
     trainer = make_trainer(played, total_steps, num_envs, seed, device)
     trainer.train()
     print(f"{'players':8} {'utility':>8} {'equality':>9} {'sustainability':>15} {'peace':>6}")
-    for name, found in societies(played, trainer.policies["player"], episodes, seed + 1, device):
+    players = {"random": None, "trained": trainer.policies["player"]}
+    for name, found in societies(played, players, episodes, seed + 1, device):
         print(
             f"{name:8} {found['utility']:8.3f} {found['equality']:9.3f} {found['sustainability']:15.1f} "
             f"{found['peace']:6.2f}"

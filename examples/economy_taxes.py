@@ -6,7 +6,7 @@ Trains workers and planner by the two phases of Zheng et al., "The AI Economist"
 each tax policy with these workers. To compare policies fairly, train workers under each: --tax-model.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from typing import Literal, get_args
 
@@ -51,13 +51,13 @@ def make_trainer(
 
 
 def economies(
-    policy: GamePolicy, episodes: int, seed: int, device: str | None, **sizes: int
+    workers: Mapping[str, GamePolicy | None], episodes: int, seed: int, device: str | None, **sizes: int
 ) -> Iterator[tuple[str, str, list[float]]]:
-    """Taxes, workers and what is measured of them: each tax policy with random and with trained workers."""
+    """Taxes, workers and what is measured of them: each tax policy with each kind of workers; None for random ones."""
     for model in get_args(TaxModel):
         game = gpu_vecenv.configure("economy", tax_model=model, **sizes)
-        for name, workers in (("random", None), ("trained", policy)):
-            yield model, name, measured(workers, game, episodes, seed, device)
+        for name, policy in workers.items():
+            yield model, name, measured(policy, game, episodes, seed, device)
 
 
 def main(
@@ -89,9 +89,9 @@ def main(
     sizes = {"max_steps": max_steps, "period": period, "saez_buffer_size": saez_buffer_size}
     trainer = make_trainer(tax_model, total_steps, num_envs, num_steps, seed, device, **sizes)
     trainer.train()
-    trained = GamePolicy(trainer.env.game, trainer.policies)
+    kinds = {"random": None, "trained": GamePolicy(trainer.env.game, trainer.policies)}
     print(f"{'taxes':14} {'workers':8} {'productivity':>12} {'equality':>9} {'product':>9}")
-    for model, workers, found in economies(trained, episodes, seed + 1, device, **sizes):
+    for model, workers, found in economies(kinds, episodes, seed + 1, device, **sizes):
         print(f"{model:14} {workers:8} {found[0]:12.1f} {found[1]:9.3f} {found[2]:9.1f}")
 
 

@@ -6,8 +6,9 @@ usage: python tests/gpu/societies.py FOLDER [--device cuda] [--variants harvest-
 
 The seeds of a variant are trained at the same time, and measured after equal parts of the training and at its end. The
 call that has spent --max-seconds ends after the next part, with exit code 3 if more is left: the same command
-continues, training bit-identically. FOLDER/figures.json has everything. With --tables nothing is run: it becomes
-commons.json and economy.json of another folder, and the tables of docs/results.md are printed.
+continues, training bit-identically. Random players are measured with a game's first variant. FOLDER/figures.json has
+everything. With --tables nothing is run: it becomes commons.json and economy.json of another folder, and the tables of
+docs/results.md are printed.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from gpu_vecenv.train.seed_statistics import bootstrap_interval
 Row = dict[str, Any]
 SIZES = {"max_steps": 1000, "period": 100, "saez_buffer_size": 500}
 FILES = {"commons.json": ("harvest", "cleanup"), "economy.json": ("economy",)}
+RANDOM: Row = {"random": None}
 DIGITS = {"utility": 3, "equality": 2, "sustainability": 1, "peace": 2, "productivity": 0, "product": 0}
 
 
@@ -51,7 +53,7 @@ class Variant:
     total_steps: int
     make_trainer: Callable[[int, int, str], Trainer]  # (total_steps, seed, device)
     point: Callable[[Trainer, int], Mapping[str, float | None]]  # (trainer, episodes)
-    rows: Callable[[Trainer, int, int], Iterator[Row]]  # (trained, episodes, seed)
+    rows: Callable[[Trainer, bool, int, int], Iterator[Row]]  # (trained, beside random ones, episodes, seed)
 
 
 def of_commons(game: str, common_reward: str) -> Variant:
@@ -63,9 +65,9 @@ def of_commons(game: str, common_reward: str) -> Variant:
             commons.society(played, trainer.policies["player"], episodes, EVAL_SEED, str(trainer.env.device))
         )
 
-    def rows(trainer: Trainer, episodes: int, seed: int) -> Iterator[Row]:
-        device = str(trainer.env.device)
-        for players, found in commons.societies(played, trainer.policies["player"], episodes, seed, device):
+    def rows(trainer: Trainer, beside_random: bool, episodes: int, seed: int) -> Iterator[Row]:
+        kinds = {**(RANDOM if beside_random else {}), "trained": trainer.policies["player"]}
+        for players, found in commons.societies(played, kinds, episodes, seed, str(trainer.env.device)):
             yield {"players": players, **numbers(found)}
 
     return Variant(4_000_000, lambda steps, *of: commons.make_trainer(played, steps, 256, *of), point, rows)
@@ -78,9 +80,10 @@ def of_economy(tax_model: Any) -> Variant:
         found = trainer.evaluate(episodes, seed=EVAL_SEED)
         return {name: found[f"state_{name}"] for name in ("productivity", "equality")}
 
-    def rows(trainer: Trainer, episodes: int, seed: int) -> Iterator[Row]:
-        policy, device = GamePolicy(trainer.env.game, trainer.policies), str(trainer.env.device)
-        for taxes, workers, found in economy_taxes.economies(policy, episodes, seed, device, **SIZES):
+    def rows(trainer: Trainer, beside_random: bool, episodes: int, seed: int) -> Iterator[Row]:
+        kinds = {**(RANDOM if beside_random else {}), "trained": GamePolicy(trainer.env.game, trainer.policies)}
+        device = str(trainer.env.device)
+        for taxes, workers, found in economy_taxes.economies(kinds, episodes, seed, device, **SIZES):
             measured = dict(zip(("productivity", "equality", "product"), found, strict=True))
             yield {"taxes": taxes, "workers": workers, **numbers(measured)}
 
@@ -135,13 +138,15 @@ def run_missing(folder: Path, options: Options) -> int:
         variant = VARIANTS[row]()
         steps = options.total_steps or variant.total_steps
         trainers = {name: variant.make_trainer(steps, seed, str(device)) for name, seed in left.items()}
+        is_first = row == next(name for name in VARIANTS if name.partition("-")[0] == row.partition("-")[0])
         with Group(trainers, figures, options, lambda t, v=variant: v.point(t, options.curve_episodes)) as group:
             try:
                 group.train(deadline)
             except Unfinished:
                 return UNFINISHED
             for name, seed in left.items():
-                found = [] if group.kept[name]["error"] else variant.rows(trainers[name], options.episodes, seed + 1)
+                measured = partial(variant.rows, trainers[name], is_first, options.episodes, seed + 1)
+                found = [] if group.kept[name]["error"] else measured()
                 group.complete(name, row, seed, {"rows": list(found)})
         if time.perf_counter() >= deadline:
             return UNFINISHED

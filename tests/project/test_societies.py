@@ -24,23 +24,24 @@ def point(trainer: Trainer, episodes: int) -> Mapping[str, float | None]:
     return {"weight": next(trainer.policies["agent"].parameters()).flatten()[0].item() * episodes}
 
 
-def rows(trainer: Trainer, episodes: int, seed: int) -> Iterator[dict[str, Any]]:
+def rows(trainer: Trainer, beside_random: bool, episodes: int, seed: int) -> Iterator[dict[str, Any]]:
     """Numbers that depend on the seed."""
-    yield {"players": "random", "utility": 1.0, "equality": 0.5}
+    if beside_random:
+        yield {"players": "random", "utility": 1.0, "equality": 0.5}
     yield {"players": "trained", "utility": seed + 1.0, "equality": None if seed > 1 else 0.25, **point(trainer, 1)}
 
 
 @pytest.fixture
 def societies(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     with imported_script(Path(__file__).parents[1] / "gpu" / "societies.py", *MODULES) as module:
-        monkeypatch.setattr(
-            module, "VARIANTS", {"harvest-mean": lambda: module.Variant(256, make_trainer, point, rows)}
-        )
+        variant = module.Variant(256, make_trainer, point, rows)
+        monkeypatch.setattr(module, "VARIANTS", {"harvest-mean": lambda: variant, "harvest-none": lambda: variant})
         yield module
 
 
 def call(module: ModuleType, folder: Path, **given: Any) -> int:
-    options = module.Options(seeds=2, points=2, curve_episodes=3, device="cpu", variants="harvest-mean", **given)
+    own = {"seeds": 2, "points": 2, "curve_episodes": 3, "device": "cpu", "variants": "harvest-mean"}
+    options = module.Options(**own | given)
     code: int = module.main(folder, options)
     return code
 
@@ -68,7 +69,16 @@ def test_training_in_parts_is_that_of_one_call_and_tables_tell_seeds_without_a_n
     ]
 
 
+def test_random_players_are_measured_once_with_the_first_variant_of_a_game(
+    societies: ModuleType, tmp_path: Path
+) -> None:
+    assert call(societies, tmp_path, variants="harvest-none,harvest-mean", seeds=1) == 0
+    runs = json.loads((tmp_path / "figures.json").read_text())["runs"]
+    measured = {run["row"]: [row["players"] for row in run["rows"]] for run in runs}
+    assert measured == {"harvest-none": ["trained"], "harvest-mean": ["random", "trained"]}
+
+
 def test_an_unknown_variant_is_refused(societies: ModuleType, tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="no variants chess; expected some of harvest-mean"):
+    with pytest.raises(SystemExit, match="no variants chess; expected some of harvest-mean, harvest-none"):
         societies.main(tmp_path, societies.Options(variants="chess"))
     assert not list(tmp_path.iterdir())
