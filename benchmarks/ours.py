@@ -166,12 +166,12 @@ def _mappo_rnn_smax(sizes: dict[str, Any], units: int) -> PPOConfig:
     return _recurrent(sizes, units, critic="central", agent_ids=True, **changes)
 
 
-def _pqn_vdn_rnn(sizes: dict[str, Any], units: int) -> PQNConfig:
+def _pqn_vdn_rnn(sizes: dict[str, Any], units: int, **changes: Any) -> PQNConfig:
     """JaxMARL's pqn_vdn_rnn with its configuration for MPE."""
     epsilons = {"epsilon": 1.0, "final_epsilon": 0.1, "epsilon_decay": 0.1}
     learning = {"optimizer": "radam", "learning_rate": 5e-4, "max_grad_norm": 1.0, "gamma": 0.9, "q_lambda": 0.3}
     network = {"network": "gru", "hidden_sizes": (units, units, units), "agent_ids": True}
-    return PQNConfig.vdn(**{**sizes, **epsilons, **learning, **network})
+    return PQNConfig.vdn(**{**sizes, **epsilons, **learning, **network, **changes})
 
 
 def _pqn_vdn_rnn_smax(sizes: dict[str, Any], units: int) -> PQNConfig:
@@ -179,10 +179,8 @@ def _pqn_vdn_rnn_smax(sizes: dict[str, Any], units: int) -> PQNConfig:
 
     Layers are normalised, where there they are batch-normalised; sequences have no steps of the rollout before.
     """
-    epsilons = {"epsilon": 1.0, "final_epsilon": 0.01, "epsilon_decay": 0.1}
-    learning = {"optimizer": "radam", "learning_rate": 2.5e-4, "max_grad_norm": 1.0, "gamma": 0.99, "q_lambda": 0.85}
-    network = {"network": "gru", "hidden_sizes": (units, units, units), "agent_ids": True}
-    return PQNConfig.vdn(**{**sizes, **epsilons, **learning, **network, "normalize_obs": True})
+    changes = {"final_epsilon": 0.01, "learning_rate": 2.5e-4, "gamma": 0.99, "q_lambda": 0.85}
+    return _pqn_vdn_rnn(sizes, units, normalize_obs=True, **changes)
 
 
 PPO = {

@@ -25,20 +25,13 @@ from collections.abc import Sequence  # noqa: E402
 from dataclasses import dataclass, field, replace  # noqa: E402
 
 from benchmarks.one_side import add_options, add_row, check_options, module_of, precision_of  # noqa: E402
-from benchmarks.workload import Request, Workload  # noqa: E402
+from benchmarks.peers.jaxmarl import KITCHEN, battles, encoded  # noqa: E402
+from benchmarks.workload import Request  # noqa: E402
 
-SKIRMISH = ("training", "skirmish", 128, 128, 10_000_000 // (128 * 128), {"scenario": "3s5z"})
 TRAININGS = (  # of the published configurations; a game's first one is the default
-    Workload(
-        *("training", "overcooked", 64, 256, 5_000_000 // (64 * 256)),
-        config={"layout_name": "cramped_room"},
-        algorithm="ppo_cnn",
-        num_epochs=4,
-        num_minibatches=16,
-        hidden_size=64,
-    ),
-    Workload(*SKIRMISH, algorithm="mappo_rnn", num_epochs=4, num_minibatches=4, hidden_size=128),
-    Workload(*SKIRMISH, algorithm="pqn_vdn_rnn", num_epochs=4, num_minibatches=16, hidden_size=512),
+    replace(encoded(64, 256, 5_000_000 // (64 * 256)), config=KITCHEN),
+    battles(128, 10_000_000 // (128 * 128)),
+    battles(128, 10_000_000 // (128 * 128), "pqn_vdn_rnn"),
 )
 GOALS = {"overcooked": (20.0, 100.0, 150.0, 180.0, 200.0), "skirmish": (0.1, 0.25, 0.5, 0.75, 0.9)}
 

@@ -13,12 +13,16 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "performance"
 RESULTS = "*-peers*.json"
 SCORES = "*-reaching.json"
 HEAD = ("| | environments x agents | gpu_vecenv | other library | ratio |", "|---|---|---|---|---|")
 UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 DIGITS = 3
+Reached = Sequence[Mapping[str, float]]  # of each seed the "seconds" and "env_steps" until it has a score
+NEVER = {"seconds": math.inf, "env_steps": math.inf}
 
 
 def lines(folder: Path = FOLDER) -> list[str]:
@@ -138,7 +142,7 @@ def _scores(results: Mapping[str, Any]) -> Iterator[str]:
     for (game, _), pair in pairs.items():
         title = pair[1][0]["title"]
         for goal in sorted({goal for side in pair for row in side for goal in row["reached"]}, key=float):
-            yield _score(game, goal, *([row["reached"].get(goal) for row in side] for side in pair), title)
+            yield _score(game, goal, *([row["reached"].get(goal, NEVER) for row in side] for side in pair), title)
         ends = [[{"seconds": row["seconds"], "env_steps": row["curve"][-1][1]} for row in side] for side in pair]
         steps = min(end["env_steps"] for end in ends[0])
         if steps > max(at["env_steps"] for row in pair[0] for at in row["reached"].values()):
@@ -149,31 +153,26 @@ def _scores(results: Mapping[str, Any]) -> Iterator[str]:
     yield ""
 
 
-Reached = Sequence[Mapping[str, Any] | None]  # of each seed when and after how many env-steps; None: not at all
-
-
 def _score(game: str, goal: str, ours: Reached, theirs: Reached, title: str) -> str:
-    """Medians over the seeds, with quartiles where there are several. A seed that does not reach it takes for ever."""
-    middles = [_spread([at["seconds"] if at else math.inf for at in side])[1] for side in (ours, theirs)]
-    ratio = digits(middles[1] / middles[0]) if all(map(math.isfinite, middles)) else ""
+    """Medians over the seeds, with quartiles where there are several."""
+    mine, other = (_quartiles(side, "seconds")[1] for side in (ours, theirs))
+    ratio = digits(other / mine) if math.isfinite(mine) and math.isfinite(other) else ""
     return f"| `{game}` | {goal} | {_told(ours)} | {title} {_told(theirs)} | {ratio} |"
 
 
 def _told(reached: Reached) -> str:
-    lower, middle, upper = _spread([at["seconds"] if at else math.inf for at in reached])
+    lower, middle, upper = _quartiles(reached, "seconds")
     if math.isinf(middle):
-        return f"reached by {sum(at is not None for at in reached)} of {len(reached)}"
-    steps = _spread([at["env_steps"] / 1e6 if at else math.inf for at in reached])[1]
+        return f"reached by {len(reached) - reached.count(NEVER)} of {len(reached)}"
     ends = f"{lower:.1f}", f"{upper:.1f}" if math.isfinite(upper) else "not reached"
     spread = f" ({' … '.join(ends)})" if len(reached) > 1 else ""
-    return f"{middle:.1f} s{spread}, {steps:.2f} M"
+    return f"{middle:.1f} s{spread}, {_quartiles(reached, 'env_steps')[1] / 1e6:.2f} M"
 
 
-def _spread(values: Sequence[float]) -> tuple[float, float, float]:
-    """Quartiles, each of them one of the values: the lower one of two in the middle."""
-    ordered = sorted(values)
-    lower, middle, upper = (ordered[(len(ordered) - 1) * k // 4] for k in (1, 2, 3))
-    return lower, middle, upper
+def _quartiles(reached: Reached, what: str) -> Sequence[float]:
+    """Of the seeds, each of them the number of one: between two it is the lower one, as means with NEVER are none."""
+    found: Sequence[float] = np.quantile([at[what] for at in reached], (0.25, 0.5, 0.75), method="lower").tolist()
+    return found
 
 
 if __name__ == "__main__":

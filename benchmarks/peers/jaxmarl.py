@@ -14,7 +14,10 @@ KITCHEN = {"layout_name": "cramped_room"}
 LARGE_KITCHEN = {"layout_name": "counter_circuit_o_1order"}
 ARMIES = {"scenario": "3s5z"}
 MARINES = {"scenario": "10m_vs_11m"}
-PQN_SIZES = {"num_minibatches": 16, "hidden_size": 512}
+SKIRMISH = {  # of the published configurations
+    "mappo_rnn": {"num_minibatches": 4, "hidden_size": 128},
+    "pqn_vdn_rnn": {"num_minibatches": 16, "hidden_size": 512},
+}
 
 
 def recurrent(num_envs: int, updates: int) -> tuple[Workload, ...]:
@@ -36,8 +39,8 @@ def encoded(num_envs: int, num_steps: int, updates: int) -> Workload:
 
 def battles(num_envs: int, updates: int, algorithm: Algorithm = "mappo_rnn") -> Workload:
     """MAPPO or PQN-VDN on skirmish: lengths, epochs, minibatches and units of the published configurations."""
-    sizes = {"num_minibatches": 4, "hidden_size": 128} if algorithm == "mappo_rnn" else PQN_SIZES
-    return Workload("training", "skirmish", num_envs, 128, updates, ARMIES, algorithm=algorithm, num_epochs=4, **sizes)
+    sizes: dict[str, Any] = {"num_epochs": 4, **SKIRMISH[algorithm]}
+    return Workload("training", "skirmish", num_envs, 128, updates, ARMIES, algorithm=algorithm, **sizes)
 
 
 PEER = Peer(

@@ -42,7 +42,7 @@ from gpu_vecenv.train.seed_statistics import bootstrap_interval
 Row = dict[str, Any]
 SIZES = {"max_steps": 1000, "period": 100, "saez_buffer_size": 500}
 FILES = {"commons.json": ("harvest", "cleanup"), "economy.json": ("economy",)}
-RANDOM: Row = {"random": None}
+Kinds = Mapping[str, None]  # of players or workers; None: they act at random
 DIGITS = {"utility": 3, "equality": 2, "sustainability": 1, "peace": 2, "productivity": 0, "product": 0}
 
 
@@ -53,7 +53,7 @@ class Variant:
     total_steps: int
     make_trainer: Callable[[int, int, str], Trainer]  # (total_steps, seed, device)
     point: Callable[[Trainer, int], Mapping[str, float | None]]  # (trainer, episodes)
-    rows: Callable[[Trainer, bool, int, int], Iterator[Row]]  # (trained, beside random ones, episodes, seed)
+    rows: Callable[[Trainer, Kinds, int, int], Iterator[Row]]  # (trained, kinds beside it, episodes, seed)
 
 
 def of_commons(game: str, common_reward: str) -> Variant:
@@ -65,8 +65,8 @@ def of_commons(game: str, common_reward: str) -> Variant:
             commons.society(played, trainer.policies["player"], episodes, EVAL_SEED, str(trainer.env.device))
         )
 
-    def rows(trainer: Trainer, beside_random: bool, episodes: int, seed: int) -> Iterator[Row]:
-        kinds = {**(RANDOM if beside_random else {}), "trained": trainer.policies["player"]}
+    def rows(trainer: Trainer, beside: Kinds, episodes: int, seed: int) -> Iterator[Row]:
+        kinds = {**beside, "trained": trainer.policies["player"]}
         for players, found in commons.societies(played, kinds, episodes, seed, str(trainer.env.device)):
             yield {"players": players, **numbers(found)}
 
@@ -80,8 +80,8 @@ def of_economy(tax_model: Any) -> Variant:
         found = trainer.evaluate(episodes, seed=EVAL_SEED)
         return {name: found[f"state_{name}"] for name in ("productivity", "equality")}
 
-    def rows(trainer: Trainer, beside_random: bool, episodes: int, seed: int) -> Iterator[Row]:
-        kinds = {**(RANDOM if beside_random else {}), "trained": GamePolicy(trainer.env.game, trainer.policies)}
+    def rows(trainer: Trainer, beside: Kinds, episodes: int, seed: int) -> Iterator[Row]:
+        kinds = {**beside, "trained": GamePolicy(trainer.env.game, trainer.policies)}
         device = str(trainer.env.device)
         for taxes, workers, found in economy_taxes.economies(kinds, episodes, seed, device, **SIZES):
             measured = dict(zip(("productivity", "equality", "product"), found, strict=True))
@@ -124,6 +124,16 @@ class Options(Settings):
         return {key: value for key, value in super().lasting.items() if key not in ("variants", "tables")}
 
 
+def game_of(row: str) -> str:
+    """The game of a variant."""
+    return row.partition("-")[0]
+
+
+def first_of(game: str) -> str:
+    """The variant with which random players are measured."""
+    return next(row for row in VARIANTS if game_of(row) == game)
+
+
 def run_missing(folder: Path, options: Options) -> int:
     """All runs that figures.json does not have, variant by variant; the exit code."""
     torch.set_num_threads(1)
@@ -138,16 +148,17 @@ def run_missing(folder: Path, options: Options) -> int:
         variant = VARIANTS[row]()
         steps = options.total_steps or variant.total_steps
         trainers = {name: variant.make_trainer(steps, seed, str(device)) for name, seed in left.items()}
-        is_first = row == next(name for name in VARIANTS if name.partition("-")[0] == row.partition("-")[0])
+        beside: Kinds = {"random": None} if row == first_of(game_of(row)) else {}
         with Group(trainers, figures, options, lambda t, v=variant: v.point(t, options.curve_episodes)) as group:
             try:
                 group.train(deadline)
             except Unfinished:
                 return UNFINISHED
             for name, seed in left.items():
-                measured = partial(variant.rows, trainers[name], is_first, options.episodes, seed + 1)
-                found = [] if group.kept[name]["error"] else measured()
-                group.complete(name, row, seed, {"rows": list(found)})
+                rows: list[Row] = []
+                if not group.kept[name]["error"]:
+                    rows = list(variant.rows(trainers[name], beside, options.episodes, seed + 1))
+                group.complete(name, row, seed, {"rows": rows})
         if time.perf_counter() >= deadline:
             return UNFINISHED
     return 0
@@ -156,7 +167,7 @@ def run_missing(folder: Path, options: Options) -> int:
 def of_games(contents: Mapping[str, Any], games: Sequence[str]) -> dict[str, Any]:
     """The runs of some games, in the order of VARIANTS."""
     order = list(VARIANTS)
-    runs = [run for run in contents["runs"] if run["row"].partition("-")[0] in games]
+    runs = [run for run in contents["runs"] if game_of(run["row"]) in games]
     runs.sort(key=lambda run: (order.index(run["row"]), run["seed"]))
     return {**{key: value for key, value in contents.items() if key != "unfinished"}, "runs": runs}
 
@@ -164,14 +175,13 @@ def of_games(contents: Mapping[str, Any], games: Sequence[str]) -> dict[str, Any
 def table(contents: Mapping[str, Any]) -> Iterator[str]:
     """Markdown: a line for each variant and row of its example; those of random players and workers once each."""
     found: dict[tuple[str, ...], list[Row]] = {}
-    first: dict[str, str] = {}  # game -> the variant whose random players are in the table
     for run in contents["runs"]:
         game, _, variant = run["row"].partition("-")
         for row in run["rows"]:
             trained = row.get("players", row.get("workers")) == "trained"
             names = (game,) if "players" in row else ()
             names += (variant if trained else "random",) + ((row["taxes"],) if "taxes" in row else ())
-            if trained or run["row"] == first.setdefault(game, run["row"]):
+            if trained or run["row"] == first_of(game):
                 found.setdefault(names, []).append(row)
     for names, rows in found.items():
         measured = [name for name in rows[0] if name in DIGITS]

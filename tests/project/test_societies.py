@@ -24,10 +24,10 @@ def point(trainer: Trainer, episodes: int) -> Mapping[str, float | None]:
     return {"weight": next(trainer.policies["agent"].parameters()).flatten()[0].item() * episodes}
 
 
-def rows(trainer: Trainer, beside_random: bool, episodes: int, seed: int) -> Iterator[dict[str, Any]]:
+def rows(trainer: Trainer, beside: Mapping[str, None], episodes: int, seed: int) -> Iterator[dict[str, Any]]:
     """Numbers that depend on the seed."""
-    if beside_random:
-        yield {"players": "random", "utility": 1.0, "equality": 0.5}
+    for players in beside:
+        yield {"players": players, "utility": 1.0, "equality": 0.5}
     yield {"players": "trained", "utility": seed + 1.0, "equality": None if seed > 1 else 0.25, **point(trainer, 1)}
 
 
