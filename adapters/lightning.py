@@ -121,39 +121,34 @@ class PPOModule(LightningModule):
         shaping = self.inner.rollout.shaping
         return None if shaping is None else shaping.name
 
-    def _env_state(self) -> dict[str, torch.Tensor]:
-        """What a process has of its own: its environments, and of its agents sums of rewards and recurrent states."""
-        return {**self.inner.env.state_dict(), **self._agents_state()}
-
-    def _agents_state(self) -> dict[str, torch.Tensor]:
-        sums = {f"reward_sums.{name}": learner.reward_sums for name, learner in self.learners.items()}
-        return sums | {f"recurrent.{name}": states.current for name, states in self.inner.states.items()}
-
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the state of environments and agents, each tensor (processes, …), the iteration and the reward."""
-        state, alone = self._env_state(), self.inner.world.size == 1
-        envs = {name: x[None] if alone else self.all_gather(x) for name, x in state.items()}
+        """Add the state of all processes, each tensor (processes, …), the iteration and the reward."""
+        state, alone = self.inner.process_state(), self.inner.world.size == 1
+        processes = {name: x[None].clone() if alone else self.all_gather(x) for name, x in state.items()}
         when = {"iteration": self.inner.iteration, "mid_epoch": self._mid_epoch}
-        checkpoint["gpu_vecenv"] = {"envs": envs, "reward": self._reward_name(), **when}
+        checkpoint["gpu_vecenv"] = {"processes": processes, "reward": self._reward_name(), **when}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore them in ``fit``; ConfigError if saved during an epoch, by other processes or with another reward."""
+        """Restore them in ``fit``.
+
+        Raises:
+            ConfigError: They were saved during an epoch, by another number of processes, with another reward, or of
+                other environments or policies. Nothing has changed.
+        """
         if not self._is_set_up:
             return  # load_from_checkpoint restores weights only
         inner, found = self.inner, checkpoint["gpu_vecenv"]
-        (processes,) = {len(x) for x in found["envs"].values()}
+        if "processes" not in found:
+            raise ConfigError("the checkpoint was saved by another version of gpu_vecenv; expected one of this version")
+        (processes,) = {len(x) for x in found["processes"].values()}
         if found["mid_epoch"] or processes != inner.world.size:
             when = f"{'during' if found['mid_epoch'] else 'at the end of'} an epoch, by {processes} processes"
             raise ConfigError(f"the checkpoint was saved {when}; expected at the end of one, by {inner.world.size}")
         if found.get("reward") != self._reward_name():
             reward = f"{found.get('reward')!r}, this module's {self._reward_name()!r}"
             raise ConfigError(f"the checkpoint's reward is {reward}; expected the same function")
-        own = {name: x[inner.world.rank] for name, x in found["envs"].items()}
-        agents = {name: (tensor, own.pop(name)) for name, tensor in self._agents_state().items()}
-        inner.env.load_state_dict(own)  # raises if the sizes differ
-        with inner.restoring(found["iteration"]):
-            for tensor, saved in agents.values():
-                tensor.copy_(saved)
+        own = {name: x[inner.world.rank] for name, x in found["processes"].items()}
+        inner.load_process_state(own, found["iteration"])
 
 
 def make(game: Any, num_envs: int, device: Any = None, config: Any = None, seed: int = 0, **options: Any) -> PPOModule:

@@ -20,6 +20,12 @@ def cuda_folder() -> Path:
     return packaged if packaged.is_dir() else package.parent / "cuda"
 
 
+@functools.cache
+def engine_folder() -> Path:
+    """The folder of the headers that games include, resolved."""
+    return (cuda_folder() / "engine").resolve()
+
+
 def check_output(name: str, path: Path, *, folder: bool = False) -> None:
     """Raise ConfigError unless a file, or a folder, can be made at the path of the option ``name``, or is there.
 

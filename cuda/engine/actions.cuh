@@ -75,7 +75,11 @@ HD Action random_action([[maybe_unused]] EngineState m, Rng rng, int i, int head
 #if BOX_ACTIONS
     if (action_box::has(i, head)) {
         float low = action_box::low(i, head), high = action_box::high(i, head);
-        return math::clamp(math::fma(rng.uniform(i, head), high - low, low), low, high);
+        float u = rng.uniform(i, head), width = high - low;
+        // In halves where the width overflows.
+        float value =
+            math::is_finite(width) ? math::fma(u, width, low) : 2 * math::fma(u, 0.5f * high - 0.5f * low, 0.5f * low);
+        return math::clamp(value, low, high);
     }
 #endif
 #if DISCRETE_HEADS > 0

@@ -14,7 +14,7 @@ HD void check(const Memory*) {}
 #else
 
 struct Memory {
-    // Volatile: a compiler may take for granted that an access to `scratch` does not reach them.
+    // Volatile: a compiler may assume that an access to `scratch` does not reach them.
     volatile unsigned char before[bounds::GUARD_BYTES];
     Scratch scratch;
     volatile unsigned char after[bounds::GUARD_BYTES];

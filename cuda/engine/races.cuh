@@ -173,7 +173,7 @@ UNTRACED static void sync(int line, const char* file) {
     begin_epoch();
 }
 
-// The next index of a loop begins: what the compiler knows of memory may have changed.
+// The next index of a loop begins: the compiler must read memory anew.
 UNTRACED static bool enter(i32 thread) {
     own.now.thread = thread;
     __asm__ volatile("" ::: "memory");

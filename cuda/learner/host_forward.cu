@@ -32,7 +32,7 @@ KERNEL(perceptron_forward) {
         int tower = first_tower + (int)(item / tiles % towers);
         const float* parameters = args.parameters + range * args.range_stride;
         const ObsScale obs_scale(args.obs_mean, args.obs_var, statistics);
-        const ReturnScale return_scale(args.return_mean, args.return_var, statistics);
+        const ReturnScale return_scale = ReturnScale::of(args.return_mean, args.return_var, statistics);
         if (range * TOWERS + tower != loaded) layers.load(parameters, tower);
         loaded = range * TOWERS + tower;
         i64 first = item % tiles * TILE;

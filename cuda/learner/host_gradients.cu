@@ -70,7 +70,7 @@ struct Losses {
     explicit Losses(const perceptron_gradients_Arguments& args)
         : args(args),
           minibatch(minibatch_of(args.moments, args.normalize_advantages)),
-          return_scale(args.return_mean, args.return_var) {}
+          return_scale(ReturnScale::of(args.return_mean, args.return_var)) {}
 
     void begin_tile() {
         for (float& x : log_stds) x = 0;

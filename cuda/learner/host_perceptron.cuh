@@ -6,6 +6,7 @@
 #pragma once
 #include "host_vectors.cuh"
 #include "math.cuh"
+#include "normalizer.cuh"
 
 namespace perceptron {  // a game's constants may have the same names
 
@@ -80,7 +81,7 @@ struct Layers<HIDDEN + 1> {
     void load(const float*, int) {}
 };
 
-HD float standard_deviation(double variance) { return (float)__builtin_sqrt(variance + 1e-8); }  // as policy.Normalizer
+using ReturnScale = ReturnScaleIf<NORMALIZE_RETURNS != 0>;
 
 struct ObsScale {
     float mean[OBS_INPUTS], deviation[OBS_INPUTS];
@@ -104,14 +105,6 @@ struct ObsScale {
             row[k] = x;
         }
     }
-};
-struct ReturnScale {
-    float scale, mean;
-
-    ReturnScale([[maybe_unused]] const double* return_mean, [[maybe_unused]] const double* return_var, i64 at = 0)
-        : scale(NORMALIZE_RETURNS ? standard_deviation(return_var[at]) : 1.0f),
-          mean(NORMALIZE_RETURNS ? (float)return_mean[at] : 0.0f) {}
-    float value(float x) const { return NORMALIZE_RETURNS ? x * scale + mean : x; }
 };
 
 // A worker's memory, of SCRATCH floats.

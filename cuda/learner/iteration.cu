@@ -132,8 +132,8 @@ HD double take_in(const Arguments& args, i64 env) {
 }
 
 // `sums` are those of the columns of `latest` over all environments; then the number of episodes that ended since the
-// last call, added to what is there if `accumulates`; of environments without any, with a fault other than NONFINITE,
-// and with that one; and of calls. With `clears` the statistics of episodes begin anew.
+// last call; of environments without any, with a fault other than NONFINITE, and with that one; and of calls. With
+// `clears` the statistics of episodes begin anew, and the number of episodes is added to what is there.
 BLOCK_KERNEL(episode_metrics, TILE_BLOCK) {
     SHARED double others[OTHERS][TILE_BLOCK];
     SHARED double sums[TILE_BLOCK];
@@ -166,7 +166,7 @@ BLOCK_KERNEL(episode_metrics, TILE_BLOCK) {
                 sums[k] = sum_of_rows<double>(k, tiles, TILE_BLOCK, [=](i64 row) { return parts[row * all]; });
             add_up<TILE_BLOCK>(sums);
             FOR_THREADS (k, 1)
-                args.sums[column] = (args.accumulates && column == columns + ENDED ? args.sums[column] : 0.0) + sums[0];
+                args.sums[column] = (args.clears && column == columns + ENDED ? args.sums[column] : 0.0) + sums[0];
             block_barrier();
         }
         FOR_THREADS (k, 1) args.sums[all] += 1;

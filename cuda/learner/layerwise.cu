@@ -6,16 +6,17 @@
 // row has, so that neither NaN nor infinity spreads from there.
 #include "layer_elements.cuh"
 #include "loss.cuh"
+#include "normalizer.cuh"
 
 namespace layerwise {  // a game's constants may have the same names
 
-constexpr int BLOCK = 256;       // threads per block; the same as BLOCK in layerwise.py
-constexpr int LOSS_BLOCK = 128;  // threads per block of the loss; the same as LOSS_BLOCK in layerwise.py
+constexpr int BLOCK = 256;       // threads per block; the same as BLOCK in layerwise_kernels.py
+constexpr int LOSS_BLOCK = 128;  // threads per block of the loss; the same as LOSS_BLOCK in layerwise_kernels.py
 constexpr int METRICS = 5;
 constexpr int PARAMETERS = ACTOR_OUTPUTS + LOG_STDS;  // of an agent's distribution
 constexpr bool SHARED_TRUNK = TOWERS == 1;
 
-HD float standard_deviation(double variance) { return (float)__dsqrt_rn(variance + 1e-8); }  // as policy.Normalizer
+using ReturnScale = ReturnScaleIf<NORMALIZE_RETURNS != 0>;
 
 constexpr int INPUT_PACKS = packs_of(INPUTS);
 constexpr int OBS_INPUTS = INPUTS - AGENT_IDS;  // the others are 1 for the row's agent of the policy, else 0
@@ -75,15 +76,6 @@ struct Heads {
     }
 };
 
-// From the network's values, deviations in units of a standard deviation, to returns.
-struct ReturnScale {
-    float scale, mean;
-    HD ReturnScale([[maybe_unused]] const double* return_mean, [[maybe_unused]] const double* return_var)
-        : scale(NORMALIZE_RETURNS ? standard_deviation(*return_var) : 1.0f),
-          mean(NORMALIZE_RETURNS ? (float)*return_mean : 0.0f) {}
-    HD float value(float x) const { return NORMALIZE_RETURNS ? x * scale + mean : x; }
-};
-
 // The weights as the products read them, `sources` of the network's parameters; -1 is padding. Also mean and standard
 // deviation of each input.
 HD void store_weights(const store_weights_Arguments& args) {
@@ -101,7 +93,7 @@ HD void store_weights(const store_weights_Arguments& args) {
     }
 }
 
-constexpr int GATHERED_ROWS = 64;  // of a block; the same as GATHERED_ROWS in layerwise.py
+constexpr int GATHERED_ROWS = 64;  // of a block; the same as GATHERED_ROWS in layerwise_kernels.py
 
 // The inputs of the first layer: the observations at `indices`, `obs_stride` elements apart, normalised.
 HD void gather_inputs(const gather_inputs_Arguments& args) {
@@ -135,7 +127,7 @@ HD void gather_inputs(const gather_inputs_Arguments& args) {
     }
 }
 
-constexpr int ACTIVATED_ROWS = 64;  // of a block; the same as ACTIVATED_ROWS in layerwise.py
+constexpr int ACTIVATED_ROWS = 64;  // of a block; the same as ACTIVATED_ROWS in layerwise_kernels.py
 
 // Adds the bias of a layer to its products and applies the activation, in place.
 template <int UNITS>
@@ -225,7 +217,7 @@ HD void activation_gradients(const activation_gradients_Arguments& args) { with_
 // The parameters of the distributions of the agents at `indices`, and their values, as perceptron_forward.cu has them.
 HD void head_outputs(const head_outputs_Arguments& args) {
     const Heads heads = {args.actor, args.critic, args.parameters};
-    const ReturnScale scale(args.return_mean, args.return_var);
+    const ReturnScale scale = ReturnScale::of(args.return_mean, args.return_var);
     FOR_ITEMS (k, args.rows * (PARAMETERS + 1)) {
         i64 row = k / (PARAMETERS + 1), index = args.indices[row];
         int element = (int)(k % (PARAMETERS + 1));
@@ -303,7 +295,7 @@ HD void head_loss(const head_loss_Arguments& args) {
     __shared__ float results[LOSS_ROWS * RESULT_PITCH];
     __shared__ float gradients[LOSS_ROWS * GRADIENT_PITCH];
     const Heads heads = {args.actor, args.critic, args.parameters};
-    const ReturnScale scale(args.return_mean, args.return_var);
+    const ReturnScale scale = ReturnScale::of(args.return_mean, args.return_var);
     for (i64 tile = blockIdx.x; tile < (args.rows + args.tile_rows - 1) / args.tile_rows; tile += gridDim.x) {
         float* sums = args.sums + tile * SUMS_PITCH + FIRST_HEAD_SUM;
         i64 end = smaller((tile + 1) * args.tile_rows, args.rows);

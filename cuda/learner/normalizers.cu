@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Running statistics of observations and of discounted sums of rewards. The reference in torch of the moments and of
-// the update is `Normalizer` in gpu_vecenv/train/policy.py.
+// the update is `Normalizer` in gpu_vecenv/train/normalizers.py.
 #include "blocks.cuh"
 #include "math.cuh"
 

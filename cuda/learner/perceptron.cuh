@@ -13,6 +13,7 @@
 // are counted in units of 16; those beyond a layer's size are 0. A warp that has all columns of its rows may keep a
 // layer's outputs in registers, as a factor of the next product.
 #pragma once
+#include "normalizer.cuh"
 #include "tensor_core.cuh"
 
 namespace perceptron {
@@ -61,8 +62,8 @@ constexpr int WARP_UNITS = divided(units(N), COLUMN_WARPS);
 template <int N>
 constexpr bool BOTH_HALVES = units(N) > 1 || N > 8;
 
-// The threads that compute a row: the warps that have its columns. Up to the weights' gradients they wait for nobody
-// else. In a rollout, where they also step environments, they are one warp or the block.
+// The threads that compute a row: the warps that have its columns. Up to the weights' gradients they wait for no
+// others. In a rollout, where they also step environments, they are one warp or the block.
 constexpr int OWNER_WARPS = FORWARD_ONLY && COLUMN_WARPS > 1 ? WARPS : COLUMN_WARPS;
 constexpr int OWNERS = 32 * OWNER_WARPS, OWNED_ROWS = ROWS / (WARPS / OWNER_WARPS);
 static_assert(OWNED_ROWS <= OWNERS, "a thread for each row");
@@ -258,7 +259,7 @@ HD void load_layers(const float* parameters, int tower) {
     }
 }
 
-HD float standard_deviation(double variance) { return (float)__dsqrt_rn(variance + 1e-8); }  // as policy.Normalizer
+using ReturnScale = ReturnScaleIf<NORMALIZE_RETURNS != 0>;
 
 // Everything that all tiles have in common.
 HD void load_parameters(const float* parameters, int tower, [[maybe_unused]] const double* obs_mean,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The forward pass of the default network for the observations of one step, of all environments or of several ranges of
 // them, each with weights of its own. Compiled with the constants of a game's declaration and of a network.
-#include "return_scale.cuh"
+#include "perceptron.cuh"
 
 namespace perceptron {  // a game's constants may have the same names
 

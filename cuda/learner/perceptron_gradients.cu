@@ -42,13 +42,12 @@ HD Sample load_sample(const perceptron_gradients_Arguments& args, i64 index) {
 struct Loss {
     Minibatch minibatch;
     float clip, entropy_coefficient;
-    float value_mean, value_scale;  // in whose units the network's value is
+    ReturnScale return_scale;
 };
 
 HD Loss loss_of(const perceptron_gradients_Arguments& args) {
     return {minibatch_of(args.moments, args.normalize_advantages), *args.clip, *args.entropy_coefficient,
-            NORMALIZE_RETURNS ? (float)*args.return_mean : 0.0f,
-            NORMALIZE_RETURNS ? standard_deviation(*args.return_var) : 1.0f};
+            ReturnScale::of(args.return_mean, args.return_var)};
 }
 
 // Sums over the rows of a thread.
@@ -105,11 +104,10 @@ HD void row_loss(const perceptron_gradients_Arguments& args, int row, const Samp
         }
     }
     if (has_value(tower) && part.first == 0 && sample.active) {
-        float scale = loss.value_scale;
-        float value = NORMALIZE_RETURNS ? x[PARAMETERS] * scale + loss.value_mean : x[PARAMETERS];
-        ValueLoss of_value =
-            value_loss(value, sample.old_value, sample.target, scale, loss.minibatch.value_count,
-                       args.value_coefficient, args.value_clip, args.scales_value_clip, args.huber_delta);
+        float scale = loss.return_scale.scale;
+        ValueLoss of_value = value_loss(loss.return_scale.value(x[PARAMETERS]), sample.old_value, sample.target, scale,
+                                        loss.minibatch.value_count, args.value_coefficient, args.value_clip,
+                                        args.scales_value_clip, args.huber_delta);
         metrics[1] += of_value.loss;
         store_delta(has_actor(tower) ? ACTOR_OUTPUTS : 0, of_value.gradient * scale);
     }

@@ -7,7 +7,7 @@
 // once. Of larger environments a group of several warps has one: its warps take turns at the tiles of its rows, those
 // of one policy after those of the other.
 #pragma once
-#include "return_scale.cuh"
+#include "perceptron.cuh"
 
 namespace perceptron {
 

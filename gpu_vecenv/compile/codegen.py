@@ -25,7 +25,7 @@ from gpu_vecenv.declare.kernels import arguments_source
 from gpu_vecenv.declare.layout import FieldLayout, GameLayout
 from gpu_vecenv.errors import EnvDefinitionError
 from gpu_vecenv.escapes import printable
-from gpu_vecenv.files import cuda_folder
+from gpu_vecenv.files import cuda_folder, engine_folder
 
 HOST_PRINTING = "#if !defined(__CUDACC__)\n#include <cassert>\n#include <cstdio>\n#endif\n"
 FUNCTIONS = ("reset", "step", "observe")
@@ -146,7 +146,7 @@ def inline_includes(text: str, name: str, folder: Path | None, seen: set[str] | 
         lines.append(content)
         if wanted is None:
             continue
-        folders = [parent for parent in (folder, _engine_folder()) if parent is not None]
+        folders = [parent for parent in (folder, engine_folder()) if parent is not None]
         header = next(filter(None, (_header(parent, wanted) for parent in folders)), None)
         if header is None:
             raise EnvDefinitionError(
@@ -181,11 +181,6 @@ def _parts(text: str) -> tuple[tuple[int, str, str | None], ...]:
     return (*parts, (0, "\n".join(lines), None))
 
 
-@functools.cache
-def _engine_folder() -> Path:
-    return cuda_folder() / "engine"
-
-
 def _header(folder: Path, wanted: str) -> _Header | None:
     """A header in a folder; None if there is none. Those of the package are read once."""
     return (_packaged_header if _is_packaged(folder) else _read_header)(folder, wanted)
@@ -203,15 +198,14 @@ _packaged_header = functools.cache(_read_header)
 
 @functools.lru_cache(maxsize=256)
 def _is_packaged(folder: Path) -> bool:
-    return folder.is_relative_to(cuda_folder())
+    return folder.resolve().is_relative_to(cuda_folder().resolve())
 
 
 def _engine_headers(text: str, name: str, folder: Path, seen: set[str]) -> str:
     """The engine's headers that a game's source includes, for the source before it."""
     included = set(seen)
     inline_includes(text, name, folder, included)
-    engine = cuda_folder().resolve() / "engine"
-    headers = sorted(Path(key).name for key in included - seen if Path(key).parent == engine)
+    headers = sorted(Path(key).name for key in included - seen if Path(key).parent == engine_folder())
     return inline_includes("".join(f'#include "{header}"\n' for header in headers), "generated header", None, seen)
 
 
@@ -271,18 +265,22 @@ def stepping_source(layout: GameLayout, build: BuildOptions, seen: set[str]) -> 
     )
 
 
+def engine_headers() -> set[str]:
+    """The paths of the engine's headers, as ``inline_includes`` has them in ``seen``."""
+    return {str(header) for header in engine_folder().glob("*.cuh")}
+
+
 def own_source(layout: GameLayout) -> str:
     """A game's own text: its source with its includes inlined, without the engine's headers."""
-    path, engine = layout.source_path, (cuda_folder() / "engine").resolve()
-    headers = {str(header) for header in engine.glob("*.cuh")}
-    return inline_includes(path.read_text(encoding="utf-8"), path.name, path.parent, headers)
+    path = layout.source_path
+    return inline_includes(path.read_text(encoding="utf-8"), path.name, path.parent, engine_headers())
 
 
 def own_files(layout: GameLayout) -> list[Path]:
     """A game's source and the files that it includes, without the engine's headers."""
-    path, engine, seen = layout.source_path, (cuda_folder() / "engine").resolve(), set[str]()
+    path, seen = layout.source_path, set[str]()
     inline_includes(path.read_text(encoding="utf-8"), path.name, path.parent, seen)
-    return [path.resolve(), *(header for header in map(Path, sorted(seen)) if header.parent != engine)]
+    return [path.resolve(), *(header for header in map(Path, sorted(seen)) if header.parent != engine_folder())]
 
 
 def missing_definitions(layout: GameLayout) -> list[str]:

@@ -158,7 +158,7 @@ def cures(diagnostics: Iterable[str]) -> list[str]:
 def _error(game: str, location: str, rule: str, violation: str) -> SourceRuleError:
     instead = (cure for words, cure in THREAD_WORDS.items() if re.fullmatch(words, violation))
     reason = "; ".join([REASONS[rule], *instead])
-    allows = "" if rule == "threads and blocks" else f"allows = ({rule!r},), or "  # no compiler of a CPU knows them
+    allows = "" if rule == "threads and blocks" else f"allows = ({rule!r},), or "  # CPU compilers reject them
     return SourceRuleError(
         f"{game}: {location}: {violation!r} breaks the rule {rule!r} of device code: {reason}. "
         f"To permit it, declare {allows}host = False for a game that runs on CUDA only"

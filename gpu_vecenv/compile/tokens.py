@@ -7,7 +7,6 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from typing import NamedTuple
 
-CONTINUATION = re.compile(r"\\[ \t]*\r?\n")
 TOKEN = re.compile(
     r"""(?P<newline>\n)
     |(?P<blank>[ \t\f\v\r]+|//[^\n]*|/\*.*?(?:\*/|\Z))

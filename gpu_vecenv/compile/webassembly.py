@@ -10,14 +10,13 @@ from typing import Any
 from gpu_vecenv._version import __version__
 from gpu_vecenv.compile.backends.webassembly import WebAssemblyCompiler
 from gpu_vecenv.compile.cache import DIGEST_BYTES, open_cached
-from gpu_vecenv.compile.codegen import game_source, inline_includes, own_source
+from gpu_vecenv.compile.codegen import engine_headers, game_source, inline_includes, own_source
 from gpu_vecenv.compile.engine_kernels import BuildOptions, engine_kernels
 from gpu_vecenv.compile.function_manager import with_diagnostics
 from gpu_vecenv.compile.source_rules import check_source_rules
 from gpu_vecenv.declare.kernels import POINTER_32, Array, KernelSignature, arguments_source
 from gpu_vecenv.declare.layout import GameLayout
 from gpu_vecenv.errors import DeviceUnavailableError, KernelCompileError
-from gpu_vecenv.files import cuda_folder
 
 Beside = Mapping[Path, Sequence[KernelSignature]]  # further sources of the module -> their kernels
 
@@ -42,7 +41,7 @@ def compile_webassembly(layout: GameLayout, beside: Beside | None = None, *, end
         )
     compiler, build = WebAssemblyCompiler(), _build(end_on_nonfinite)
     text = game_source(layout, build)
-    seen = {str(path) for path in (cuda_folder() / "engine").resolve().glob("*.cuh")}
+    seen = engine_headers()
     for path, kernels in (beside or {}).items():
         text += arguments_source(kernels, build.pointer)
         further = inline_includes(path.read_text(encoding="utf-8"), path.name, path.parent, seen)
@@ -64,7 +63,7 @@ def compile_webassembly(layout: GameLayout, beside: Beside | None = None, *, end
 def memory_layout(
     layout: GameLayout, beside: Beside | None = None, *, end_on_nonfinite: bool = False
 ) -> dict[str, Any]:
-    """What a page needs to know of the module's memory, as JSON types.
+    """Where a page finds fields, outputs and arguments in the module's memory, as JSON types.
 
     ``fields`` and ``outputs`` are arrays of the environments, (num_envs, *shape) each, but (*shape) where ``shared``;
     ``name`` is that of the kernels' argument. ``kernels`` has the argument struct of each kernel: its size in bytes,

@@ -74,7 +74,7 @@ class Env:
         EnvDefinitionError: The declaration itself is inconsistent.
     """
 
-    # Parameters that each environment draws anew at each reset: name, low, high, name, low, high, …
+    # Parameters that each environment draws anew at each reset: (name, low, high) of each.
     randomize: tuple[Range, ...] = dataclasses.field(default=(), repr=False, metadata={"convert": checked_ranges})
 
     state: ClassVar[tuple[Field, ...]] = ()
@@ -94,7 +94,7 @@ class Env:
     sample_efficient_preset: ClassVar[Mapping[str, Any]] = types.MappingProxyType({})
     # OpponentsConfig values that go with ``preset``: whom a share of the environments plays against in training.
     preset_opponents: ClassVar[Mapping[str, Any]] = types.MappingProxyType({})
-    # The same for other algorithms of the command line, by their names, such as "pqn-vdn".
+    # What ``preset`` is for PPO, for other algorithms of the command line, by their names, such as "pqn-vdn".
     algorithm_presets: ClassVar[Mapping[str, Mapping[str, Any]]] = types.MappingProxyType({})
     # What changes in the course of a training with any of these: points of schedules, see ``Curriculum.of_points``.
     preset_schedules: ClassVar[Mapping[str, Mapping[str, Any]]] = types.MappingProxyType({})

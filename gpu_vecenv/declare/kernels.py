@@ -10,20 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from gpu_vecenv.declare.field import known_dtype
+from gpu_vecenv.declare.field import C_TYPES as FIELD_C_TYPES
+from gpu_vecenv.declare.field import known_dtype, u64
 
 IDENTIFIER = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 POINTER, POINTER_32 = np.dtype(np.uintp), np.dtype(np.uint32)  # addresses in this process, and in WebAssembly
-C_TYPES: dict[np.dtype[Any], str] = {
-    np.dtype(np.float32): "float",
-    np.dtype(np.float64): "double",
-    np.dtype(np.int32): "i32",
-    np.dtype(np.uint32): "u32",
-    np.dtype(np.int64): "i64",
-    np.dtype(np.uint64): "u64",
-    np.dtype(np.uint8): "u8",
-    np.dtype(np.bool_): "bool",
-}
+C_TYPES = FIELD_C_TYPES | {u64: "u64"}
 
 
 def _dtype(argument: str, dtype: Any) -> np.dtype[Any]:

@@ -315,5 +315,5 @@ def _check_corners(game: Env, key: str, ranges: Mapping[str, tuple[float, float]
                 check_fields(corner)
                 corner.validate()
             except ValueError as error:
-                told = " and ".join(f"{name} = {bound}" for name, bound in zip(names, bounds, strict=True))
-                raise ConfigError(f"{key}: with {told}, {error}") from error
+                values = " and ".join(f"{name} = {bound}" for name, bound in zip(names, bounds, strict=True))
+                raise ConfigError(f"{key}: with {values}, {error}") from error

@@ -103,17 +103,18 @@ class ActionValidator:
         tensor = tensor.float() if tensor.dtype is torch.bfloat16 else tensor  # which NumPy lacks
         return self._cast_array(tensor.resolve_conj().resolve_neg().cpu().numpy(), shape, name, role)
 
-    def tensor(self, array: Array) -> torch.Tensor:
-        """The actions on the device in the shape of the action tensor.
+    def tensor(self, array: Array, shape: tuple[int, ...] | None = None) -> torch.Tensor:
+        """The actions on the device in this shape; None: that of the action tensor.
 
         On a GPU a copy through pinned memory, asynchronously; on the CPU a view, valid while the array is not written.
         """
+        shape = self.shape if shape is None else shape
         if self.device.type == "cpu":
-            return torch.from_numpy(array if array.flags.writeable else array.copy()).view(self.shape)
+            return torch.from_numpy(array if array.flags.writeable else array.copy()).view(shape)
         staged = torch.empty(
-            self.shape, dtype=torch.from_numpy(np.empty(0, array.dtype)).dtype, pin_memory=True, device="cpu"
+            shape, dtype=torch.from_numpy(np.empty(0, array.dtype)).dtype, pin_memory=True, device="cpu"
         )
-        staged.numpy()[...] = array.reshape(self.shape)
+        staged.numpy()[...] = array.reshape(shape)
         return staged.to(self.device, non_blocking=True)
 
     def is_surely_valid(self, array: Array) -> bool:

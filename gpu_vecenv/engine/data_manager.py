@@ -129,7 +129,7 @@ class DataManager(Mapping[str, torch.Tensor]):
                 f"push({name!r}): got {tuple(source.shape)} {source.dtype}; "
                 f"expected {tuple(target.shape)} {target.dtype}"
             )
-        return target.copy_(source)
+        return target.copy_(source.detach())
 
     def pull(self, name: str) -> np.ndarray[Any, Any]:
         """A copy on the host. Synchronises with the device.
@@ -173,4 +173,4 @@ class DataManager(Mapping[str, torch.Tensor]):
                     f"expected {tuple(tensor.shape)} {tensor.dtype}"
                 )
         for name, tensor in targets.items():
-            tensor.copy_(state[name])
+            tensor.copy_(state[name].detach())

@@ -46,12 +46,18 @@ class Digest:
         self._launches: dict[tuple[torch.dtype, int], Launch] = {}
 
     def add(self, tensor: torch.Tensor) -> None:
-        """Add a tensor (num_envs, …)."""
+        """Add a tensor (num_envs, …), of bool or of numbers of 8, 32 or 64 bits.
+
+        Raises:
+            ValueError, TypeError: The tensor is of other environments, on another device, or of another dtype.
+        """
         num_envs, count = len(self.words), math.prod(tensor.shape[1:])
         if tensor.ndim == 0 or tensor.shape[0] != num_envs:
             raise ValueError(f"digest: got {tuple(tensor.shape)}; expected ({num_envs}, …), environments first")
         if tensor.device != self.words.device:
             raise ValueError(f"digest: got a tensor on {tensor.device}; expected one on {self.words.device}")
+        if tensor.element_size() not in (1, 4, 8) or tensor.is_complex():
+            raise TypeError(f"digest: got {tensor.dtype}; expected real elements of 1, 4 or 8 bytes: convert them")
         key = tensor.dtype, count
         if key not in self._launches:
             self._launches[key] = self.program.prepare(

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from gpu_vecenv.compile.backends import LaunchShape
+from gpu_vecenv.compile.device import free_bytes
 from gpu_vecenv.compile.engine_kernels import BuildOptions
 from gpu_vecenv.compile.forks import forks
 from gpu_vecenv.compile.function_manager import FunctionManager, Launch, Program
@@ -20,7 +21,7 @@ from gpu_vecenv.engine.guards import check, check_records, fill, new_records, ou
 from gpu_vecenv.engine.races import Memory
 from gpu_vecenv.engine.step_buffers import StepBuffers
 from gpu_vecenv.engine.tuning_cache import LaunchChoice, fused_sampling_pays_off
-from gpu_vecenv.errors import ClosedEnvError, ConcurrentUseError, ForkedProcessError
+from gpu_vecenv.errors import CapacityError, ClosedEnvError, ConcurrentUseError, ForkedProcessError
 
 OUTPUTS = StepBuffers._fields[2:]  # names of the tensors, and of the kernels' arguments; the last may be missing
 OBS, ACTIVE, ACTION_MASK, ACTING = (OUTPUTS.index(name) for name in ("obs", "active", "action_mask", "acting"))
@@ -42,6 +43,7 @@ class Kernels:
 
     Raises:
         DeviceUnavailableError, EnvDefinitionError, KernelCompileError: As ``FunctionManager.compile_game``.
+        CapacityError: Scratch memory does not fit.
     """
 
     def __init__(
@@ -78,7 +80,16 @@ class Kernels:
         self.fuse_sampling = self._fuse_sampling(choice, bool(may_pay_off))
         shape, copies = self._shape(shared_bytes)
         self._scratch_bytes = scratch_bytes
-        scratch = torch.empty(max(1, scratch_bytes * copies), dtype=torch.uint8, device=data.device)
+        self.scratch_bytes_per_env = scratch_bytes if copies == num_envs else 0
+        try:
+            scratch = torch.empty(max(1, scratch_bytes * copies), dtype=torch.uint8, device=data.device)
+        except torch.OutOfMemoryError as error:
+            free = free_bytes(data.device)
+            raise CapacityError(
+                f"num_envs = {num_envs:,} environments of {layout.name} need {scratch_bytes * copies:,} bytes of "
+                f"scratch memory ({scratch_bytes:,} each); {free:,} bytes are free on {data.device}: at most num_envs "
+                f"= {free // scratch_bytes:,} fit"
+            ) from error
         self._scratch = scratch
         self._work: dict[str, object] = {"scratch": scratch, "num_envs": num_envs}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from enum import IntFlag
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
@@ -223,9 +223,14 @@ class VecEnv:
     def like(self, **changes: Any) -> VecEnv:
         """A new environment of the same class, constructed with the same arguments except ``changes``.
 
+        Shared fields, initial states and ranges of randomised parameters have their present values, also where they
+        were written to since; those that ``changes`` gives do not.
+
         Raises:
             ConfigError: A method of this instance was replaced, which a new environment would not have.
+            ClosedEnvError: After ``close``.
         """
+        self._check_open("like")
         if replaced := sorted(name for name in vars(self) if callable(getattr(type(self), name, None))):
             raise ConfigError(
                 f"like: {', '.join(replaced)} of this environment was replaced, which an environment like it would not "
@@ -233,7 +238,26 @@ class VecEnv:
             )
         environment = construct(type(self), {**self._arguments, **changes})
         assert isinstance(environment, VecEnv)
+        if "game" not in changes:
+            environment.copy_shared_values(self, without=changes)
         return environment
+
+    def copy_shared_values(self, source: VecEnv, without: Container[str] = ()) -> None:
+        """Copy the values of shared fields, initial states and ranges of randomised parameters.
+
+        Args:
+            source: An environment of the same game and as many initial states.
+            without: Those of these constructor arguments are left as they are: "arrays", "initial_states",
+                "randomize".
+        """
+        fields = self.layout.fields if "arrays" not in without else ()
+        names = [f"state_{field.name}" for field in fields if field.shared]
+        if "initial_states" not in without:
+            names += [f"initial_{name}" for name in self.build.initial_fields]
+        if self.layout.randomized and "randomize" not in without:
+            names.append("engine_ranges")
+        for name in names:
+            self.data[name].copy_(source.data[name])
 
     if not TYPE_CHECKING:  # type checkers report unknown attributes of classes without this method
 
@@ -330,6 +354,7 @@ class VecEnv:
 
         Raises:
             InvalidSeedError, TypeError, ValueError: An argument is wrong; nothing has changed.
+            ResetNeededError: The first reset has a ``mask``.
             ClosedEnvError: After ``close``.
         """
         self._check_open("reset")
@@ -399,8 +424,16 @@ class VecEnv:
         self._kernels.run(launch, call, None, **fields)
 
     def observe(self, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Observations of the current state, for instance after writing to ``state``."""
-        self._check_open("observe")
+        """Observations of the current state, for instance after writing to ``state``.
+
+        Args:
+            out: Tensor to write to, as ``step_buffers`` takes it; None allocates.
+
+        Raises:
+            ResetNeededError, ClosedEnvError: Before ``reset``, after ``close``.
+            ValueError: ``out`` does not fit.
+        """
+        self.check_ready("observe")
         buffers = self.step_buffers() if out is None else self.step_buffers(obs=out)
         self._kernels.observe(buffers)
         return buffers.obs
@@ -411,8 +444,11 @@ class VecEnv:
         (num_envs, num_agents[, heads]) int32, or (…, n) float32 if a role has a Box; with ``agents_as_envs``,
         (num_envs * num_agents, …).
         The same on every call until the next step. Where choices are masked, uniform among the allowed ones.
+
+        Raises:
+            ResetNeededError, ClosedEnvError: Before ``reset``, after ``close``.
         """
-        self._check_open("sample_actions")
+        self.check_ready("sample_actions")
         action = self.layout.action
         kind = TORCH_TYPES[action.dtype]
         actions = torch.empty((*self.buffers_layout.batch, *action.shape), dtype=kind, device=self.device)
@@ -515,13 +551,20 @@ class VecEnv:
         return f"VecEnv({self.game!r}, num_envs={self.num_envs}, device={str(self.device)!r}, {self.autoreset_mode!r})"
 
     def bytes_per_env(self) -> int:
-        """Device memory of one environment: state, engine fields and its part of one set of step buffers."""
+        """Device memory of one environment: state, engine fields, scratch memory and its part of a set of step buffers.
+
+        Scratch memory of the CPU, which has as much for each thread, is not counted.
+        """
+        self._check_open("bytes_per_env")
+        return self._bytes_without_scratch() + self._kernels.scratch_bytes_per_env
+
+    def _bytes_without_scratch(self) -> int:
         fields = (*self.layout.fields, *self.layout.engine_fields)
         own = sum(field.nbytes for field in fields if not field.shared)
         return own + self.buffers_layout.nbytes // self.num_envs + 1
 
     def _check_capacity(self) -> None:
-        free, each = free_bytes(self.device), self.bytes_per_env()
+        free, each = free_bytes(self.device), self._bytes_without_scratch()
         if each * self.num_envs > free:
             raise CapacityError(
                 f"num_envs = {self.num_envs:,} environments of {self.layout.name} need "

@@ -1,4 +1,4 @@
-"""The algorithms: of each its hyperparameters, whose class decides for it, what makes a policy, and the learner."""
+"""The algorithms: for each the class of its configuration, which selects it, of its policy, and of its learner."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping
 
@@ -83,13 +84,14 @@ def max_num_envs_that_fit(
 
     Those of all runs must fit with their rollouts in 80 % of the free memory.
     """
-    env = make_env(1)
-    each = runs * (env.bytes_per_env() + bytes_per_env(env, config, specs))
-    fit = int(0.8 * free_bytes(env.device)) // each
-    env.close()
+    with contextlib.closing(make_env(1)) as env:
+        each = runs * (env.bytes_per_env() + bytes_per_env(env, config, specs))
+        device, free = env.device, free_bytes(env.device)
+    fit = int(0.8 * free) // each
     if fit < 1:
-        of_each = f" of each of {runs} runs" * (runs > 1)
+        of_each, fewer = (f" of each of {runs} runs", ", train fewer runs at once") if runs > 1 else ("", "")
         raise CapacityError(
-            f"one environment{of_each} needs about {each:,} bytes; {free_bytes(env.device):,} are free on {env.device}"
+            f"one environment{of_each} needs about {each:,} bytes; {free:,} are free on {device}: reduce num_steps or "
+            f"the networks' hidden_sizes{fewer}"
         )
     return min(wanted, fit)

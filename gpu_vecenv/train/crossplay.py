@@ -18,7 +18,7 @@ from gpu_vecenv.progress import OnProgress, no_progress, part
 from gpu_vecenv.train.evaluation import Evaluator, RolePolicies, RolePolicy
 from gpu_vecenv.train.exploitability import standard_error
 from gpu_vecenv.train.game_policy import GamePolicy
-from gpu_vecenv.train.role_view import agents_of, sides_of_game
+from gpu_vecenv.train.role_view import agents_of, check_names, sides_of_game
 
 # Policies of all or some agents, or None for random actions of all.
 Entry: TypeAlias = GamePolicy | Mapping[str, RolePolicy] | None
@@ -182,9 +182,7 @@ def crossplay(
 def sides_of(game: Env, roles: Sequence[str] = ()) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Names of the agents of a row, and of all others, which a column plays; see ``crossplay``."""
     layout = game.layout
-    check_kind("roles", roles, (tuple, list), f"a list of some of {list(layout.roles)}, or of agents")
-    for name in roles:
-        check_kind("a name in roles", name, str, f"one of {list(layout.roles)}, or an agent")
+    check_names(game, roles)
     present = list(layout.present_roles)
     own = tuple(roles) or sides_of_game(game)[:1]
     taken = set(agents_of(game, own))

@@ -19,10 +19,10 @@ TIMEOUT = timedelta(seconds=60)  # of a collective operation
 
 
 class Releasable(Protocol):
-    """Has something of the process group, such as a CUDA graph with its collectives."""
+    """Uses the process group, such as a CUDA graph with its collectives."""
 
     def release(self) -> None:
-        """Give it up."""
+        """Destroy what uses it."""
 
 
 _to_release: WeakSet[Releasable] = WeakSet()

@@ -115,7 +115,7 @@ class RolePolicies:
             TypeError, ValueError: A function returned something else than an action tensor of its agents,
                 (num_envs, count) int32 or int64; with several heads or a Box (num_envs, count, n), of a Box float32.
         """
-        game, parameters = self.env.game, self._parameters
+        parameters = self._parameters
         for name, policy in self._policies.items():
             view = self.views[name]
             own_obs = view.obs(obs)
@@ -129,22 +129,47 @@ class RolePolicies:
             mask = None if action_mask is None else view.mask(action_mask[:, view.agents])
             view.write_parameters(policy.distribution(outputs, mask, greedy=self.greedy), parameters)
         actions = self._sampler.sample(parameters, greedy=self.greedy).actions
-        random = self.env.sample_actions()
+        random = self.env.sample_actions() if None in self.role_policies.values() else None
         for name, actor in self.role_policies.items():
             view = self.views[name]
-            own: tuple[Any, ...] = (slice(None), view.agents)
             if actor is None:
-                actions[own] = random[own]
+                assert random is not None
+                actions[:, view.agents] = random[:, view.agents]
             elif name not in self._policies:
-                shape: tuple[int, ...] = (self.env.num_envs, view.num_agents)
-                if game.layout.action.shape:
-                    own, shape = (*own, slice(view.num_heads)), (*shape, view.num_heads)
-                what = f"the function of {name!r}: actions"
-                given = self._validator(actor(view.obs(obs)), shape, what, view.roles[0])
-                if given.dtype is torch.int64:  # a value that the int32 of the tensor cannot hold is no choice
-                    given = torch.where((given >= 0) & (given < 2**31), given, -1)
-                actions[own] = given.to(actions.dtype)
+                what = f"the function of {name!r}"
+                write_actions_of_function(actor, what, view, self._validator, view.obs(obs), actions)
         return actions
+
+
+def write_actions_of_function(
+    function: Callable[[torch.Tensor], Any],
+    what: str,
+    view: RoleView,
+    validator: ActionValidator,
+    obs: torch.Tensor,
+    actions: torch.Tensor,
+) -> None:
+    """Write the actions that a function returns for its agents' observations.
+
+    Args:
+        function: Of ``obs``.
+        what: What error messages call it.
+        view: Of its agents.
+        validator: Of the game.
+        obs: (num_envs, count, *shape).
+        actions: (num_envs, num_agents[, heads]), of which those of its agents are written.
+
+    Raises:
+        TypeError, ValueError: It returned something else than an action tensor of its agents, see ``RolePolicies``.
+    """
+    own: tuple[Any, ...] = (slice(None), view.agents)
+    shape: tuple[int, ...] = (len(actions), view.num_agents)
+    if actions.ndim > 2:
+        own, shape = (*own, slice(view.num_heads)), (*shape, view.num_heads)
+    given = validator(function(obs), shape, f"{what}: actions", view.roles[0])
+    if given.dtype is torch.int64:  # a value that the int32 of the tensor cannot hold is no choice
+        given = torch.where((given >= 0) & (given < 2**31), given, -1)
+    actions[own] = given.to(actions.dtype)
 
 
 def replaced(
@@ -197,26 +222,13 @@ def positions_of(env: VecEnv, name: str, own: RoleView, policy: Policy) -> torch
 
 def evaluation_env(env: VecEnv, num_envs: int, first_env_index: int = 0) -> VecEnv:
     """A copy of ``env`` with its own state, in "disabled" mode: one episode per environment; ``env`` is not stepped."""
-    eval_env = env.like(
+    return env.like(
         num_envs=num_envs,
         autoreset_mode="disabled",
         validate="async",
         agents_as_envs=False,
         first_env_index=first_env_index,
     )
-    copy_shared_values(env, eval_env)
-    return eval_env
-
-
-def copy_shared_values(source: VecEnv, target: VecEnv) -> None:
-    """Copy shared fields, initial states and ranges of randomised parameters: a curriculum or a caller changes them."""
-    for field in source.game.layout.fields:
-        if field.shared:
-            target.state[field.name].copy_(source.state[field.name])
-    for name in source.build.initial_fields:
-        target.data[f"initial_{name}"].copy_(source.data[f"initial_{name}"])
-    if source.layout.randomized:
-        target.data["engine_ranges"].copy_(source.data["engine_ranges"])
 
 
 def steps_until_all_done(env: VecEnv, on_progress: OnProgress = no_progress) -> Iterator[None]:
@@ -323,7 +335,7 @@ class Evaluator:
     ) -> list[tuple[dict[str, torch.Tensor], torch.Tensor | None]]:
         """An episode of each environment at a time: metric -> (episodes of the round,) float64; digests if greedy."""
         env, buffers, rounds = self.env, self._buffers, -(-episodes // self.env.num_envs)
-        copy_shared_values(self._template, env)
+        env.copy_shared_values(self._template)
         act = RolePolicies(env, role_policies, greedy)
         digest = Digest(env.functions, env.num_envs) if greedy else None
 

@@ -9,8 +9,8 @@ from gpu_vecenv.train.trainer import Trainer
 
 EPISODES, BEST_EPISODES = 1000, 100  # of each pairing after training; of each match of an evaluation of checkpoints
 LEAST_EPISODES = 10
-# All pairings after training have at most a tenth as many agent-steps as it, or so many if that is more: about a second
-# on a CPU.
+# All pairings after training have at most max(AGENT_STEPS, agent-steps of training / TRAINING_PER_EVALUATION) of them.
+# The first takes about a second on a CPU.
 TRAINING_PER_EVALUATION, AGENT_STEPS = 10, 100_000
 # At a time, where a run has fewer: larger batches gain nothing, and networks need many times the observations' memory.
 AGENTS, BYTES = 1 << 17, 1 << 26

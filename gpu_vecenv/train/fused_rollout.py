@@ -313,7 +313,7 @@ def fused_rollout(
         kernels: Policy -> its kernels; None: torch.
         tile: Of a block; None chooses one.
         actors: Policy with a central critic -> what acts for it, see ``acting_kernels``; it computes no values.
-        opponents: Who play in some of the environments; None: nobody.
+        opponents: Of some of the environments; None: there are none.
         has_populations: Whether agents have other policies in other environments.
     """
     if has_populations:
@@ -365,7 +365,7 @@ class FusedRollout:
         sampler: Of the environment.
         kernels: Of all policies.
         tile: Of a block.
-        opponents: Who play in some of the environments; None: nobody.
+        opponents: Of some of the environments; None: there are none.
     """
 
     def __init__(

@@ -198,8 +198,8 @@ class GruKernels:
         self.order = GateOrder(units, count, functions.device)
         cores = functions.backend.tensor_cores
         assert cores is not None
-        # Where shared memory holds one block, a second tile of its warps hides what the first one waits for; where it
-        # holds more, other blocks do. All are compiled here, as graphs cannot be captured while one is.
+        # Where shared memory holds one block, a second tile of its warps hides the latency of the first one's loads;
+        # where it holds more, other blocks do. All are compiled here, as graphs cannot be captured while one is.
         alone = blocks_of(units, precision, cores) == 1 and blocks_of(units, precision, cores, 2) == 1
         numbers = (1, 2) if alone and threads_of(units) <= MAX_THREADS // 2 else (1,)
         self.programs = [GruProgram(functions, units, precision, count, number) for number in numbers]
@@ -282,7 +282,7 @@ class GruKernels:
     ) -> dict[str, Any]:
         weights, input_biases, state_biases = cells
         _, steps, rows, gates = inputs.shape
-        # One axis for steps and rows: torch may say anything of the stride of an axis of length 1.
+        # One axis for steps and rows: the stride of an axis of length 1 is arbitrary.
         flat = inputs.view(self.count, steps * rows, gates)
         return {
             "inputs": flat,

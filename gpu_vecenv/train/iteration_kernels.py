@@ -78,7 +78,6 @@ EPISODE_METRICS = KernelSignature(
         Scalar("agents", i64),
         Scalar("roles", i32),
         Scalar("clears", boolean),
-        Scalar("accumulates", boolean),
     ),
 )
 
@@ -250,5 +249,4 @@ def episode_metrics_launch(
         agents=agents,
         roles=len(bounds) - 1,
         clears=clears,
-        accumulates=clears,
     )

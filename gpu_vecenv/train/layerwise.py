@@ -202,7 +202,7 @@ class LayerwiseKernels:
 
     def gradients(self, rows: int, settings: LossSettings) -> tuple[Gradients, torch.Tensor]:
         """The gradients of a minibatch of so many rows, and their output, see ``PerceptronKernels.gradients``."""
-        loss = loss_values(self.policy, self.rollout, settings)
+        loss = loss_values(self.rollout, settings)
         parts = torch.zeros((1, self.perceptron.num_parameters + METRICS), device=self.device)
         return Gradients(self, rows, loss, parts), parts
 
@@ -377,7 +377,10 @@ class Gradients:
 
 
 def multiply(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor) -> None:
-    """Write a @ b to ``out``, float32. Products of bfloat16 are rounded to it first where torch cannot do otherwise."""
+    """Write a @ b to ``out``.
+
+    To a float32 ``out``, products of bfloat16 matrices are rounded to bfloat16 first where torch cannot do otherwise.
+    """
     if a.dtype == out.dtype:
         torch.mm(a, b, out=out)
     elif HAS_OUT_DTYPE and a.device.type == "cuda":

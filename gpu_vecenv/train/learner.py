@@ -486,12 +486,14 @@ class Learner(ABC, Generic[ConfigT]):
         for number, (part, outputs) in enumerate(self._outputs_of_chunks(indices)):
             *output_grads, metrics = self.kernel(part, moments, *outputs)
             pairs = [pair for pair in zip(outputs, output_grads, strict=True) if pair[0].requires_grad]
-            with_grad, grads = zip(*pairs, strict=True)
             trainable = [p for p in self.parameters if p.requires_grad]  # callers may freeze parameters later
-            found = dict(
-                zip(trainable, torch.autograd.grad(with_grad, trainable, grads, allow_unused=True), strict=True)
-            )
-            parts = [(torch.zeros_like(p) if found.get(p) is None else found[p]).flatten() for p in self.parameters]
+            found: dict[torch.Tensor, torch.Tensor | None] = {}
+            if pairs:  # none if all are frozen
+                with_grad, grads = zip(*pairs, strict=True)
+                gradients = torch.autograd.grad(with_grad, trainable, grads, allow_unused=True)
+                found = dict(zip(trainable, gradients, strict=True))
+            all_grads = ((p, found.get(p)) for p in self.parameters)
+            parts = [(torch.zeros_like(p) if grad is None else grad).flatten() for p, grad in all_grads]
             if number == 0:
                 torch.cat([*parts, metrics], out=self.flat_grad_and_metrics)
             else:
@@ -544,16 +546,15 @@ class Learner(ABC, Generic[ConfigT]):
         for moments in self.moments_of_samples:
             moments.zero_()
 
-    def state(self) -> dict[str, torch.Tensor]:
-        """The optimizer's live tensors by name, and the reward sums."""
+    def optimizer_state(self) -> dict[str, torch.Tensor]:
+        """The optimizer's live tensors by name."""
         states = (self.optimizer.state[p] for p in self.parameters)
-        tensors = {
+        return {
             f"{k}.{name}": tensor
             for k, state in enumerate(states)
             for name, tensor in sorted(state.items())
             if isinstance(tensor, torch.Tensor)
         }
-        return tensors | {"reward_sums": self.reward_sums}
 
 
 def _with_layer_kernels(policy: Policy) -> list[ActorCritic | Tower]:

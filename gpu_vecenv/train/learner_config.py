@@ -23,6 +23,7 @@ class LearnerConfig:
     Attributes:
         algorithm: Its name in checkpoints and on the command line.
         reads_states: Whether a critic sees states, so that rollouts keep them, see ``central_critic.Context``.
+        learns_as_team: Whether the agents of a policy learn from one return.
         trace_decay: Lambda of the returns, in [0, 1].
     """
 
@@ -77,6 +78,11 @@ class LearnerConfig:
     @property
     def reads_states(self) -> bool:
         """No, unless a subclass says so."""
+        return False
+
+    @property
+    def learns_as_team(self) -> bool:
+        """Unless an algorithm has it otherwise: no."""
         return False
 
     @property

@@ -178,7 +178,7 @@ class LossSettings:
         )
 
 
-def loss_values(policy: Policy, rollout: Rollout, settings: LossSettings) -> dict[str, Any]:
+def loss_values(rollout: Rollout, settings: LossSettings) -> dict[str, Any]:
     """The values of ``loss_arguments``."""
     return {
         "active": rollout.learned,
@@ -447,7 +447,7 @@ class LossKernel:
         self._loss = _game_program(rollout.env, policy.squash).prepare(
             "loss_gradients",
             LaunchShape(chunk, threads_per_block=LOSS_BLOCK),
-            **loss_values(policy, rollout, settings),
+            **loss_values(rollout, settings),
             num_parameters=policy.view.num_parameters,
         )
 

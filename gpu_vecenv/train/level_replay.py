@@ -209,7 +209,7 @@ class Levels:
     def end_rollout(self) -> None:
         """Score the levels whose episodes ended, by the rollout's advantages."""
         data, num_steps = self._rollout, len(self._rollout.rewards)
-        plays = data.active.any(2)  # (T + 1, E); a step where nobody plays is that of a reset
+        plays = data.active.any(2)  # (T + 1, E); a step without an active agent is that of a reset
         later = (~plays[:-1]).flip(0).cumsum(0).flip(0) - (~plays[:-1]).long()  # resets after the step
         episodes = self._env_episode() - later  # (T, E)
         levels = self._level_of(episodes)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 from gpu_vecenv.errors import ConfigError
@@ -18,6 +19,7 @@ from gpu_vecenv.train.metrics import NonFiniteMetric, NonFiniteMetrics
 from gpu_vecenv.train.plots import EPISODE_METRICS, METRICS_FILE
 
 NONFINITE_FILE = "nonfinite.csv"
+NO_COLUMNS: Mapping[str, type] = MappingProxyType({})
 NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)  # Windows has none
 
 
@@ -34,24 +36,31 @@ class RunLog:
         wandb: Weights & Biases project to log to.
 
     Raises:
-        ConfigError: ``wandb`` is given but not installed.
+        ConfigError: ``wandb`` is given but not installed, or a table is damaged. Nothing was written.
     """
 
     def __init__(
         self, folder: Path, num_iterations: int, on_progress: OnProgress, *, done: int = 0, wandb: str | None = None
     ) -> None:
-        self._wandb = _wandb(wandb, folder, done)  # first: raises if wandb is missing
-        folder.mkdir(parents=True, exist_ok=True)
-        names, rows = kept_rows(folder / METRICS_FILE, done)
-        replace_table(folder / METRICS_FILE, names, rows)
-        self._file = os.fdopen(os.open(folder / METRICS_FILE, os.O_WRONLY | os.O_APPEND | NO_FOLLOW), "a", newline="")
-        self._csv = csv.DictWriter(self._file, names, extrasaction="ignore") if names else None
-        steps = int(rows[-1]["env_steps"]) if rows else 0
-        self._nonfinite_path = folder / NONFINITE_FILE
-        self._nonfinite_rows: list[Mapping[str, object]] = [*kept_rows(self._nonfinite_path, done)[1]]
+        path, self._nonfinite_path = folder / METRICS_FILE, folder / NONFINITE_FILE
+        names, rows = kept_rows(path, done, {"env_steps": int})
+        self._nonfinite_rows: list[Mapping[str, object]] = [*kept_rows(self._nonfinite_path, done, {"metric": str})[1]]
         self._nonfinite = NonFiniteMetrics(str(row["metric"]) for row in self._nonfinite_rows)
-        self._log_nonfinite()
-        self._events = _tensorboard(folder / "tensorboard", steps)
+        steps = int(rows[-1]["env_steps"]) if rows else 0
+        with contextlib.ExitStack() as held:
+            self._wandb = _wandb(wandb, folder, done)  # before the first file: raises if wandb is missing
+            if self._wandb is not None:
+                held.callback(self._wandb.finish)
+            folder.mkdir(parents=True, exist_ok=True)
+            replace_table(path, names, rows)
+            self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | NO_FOLLOW), "a", newline="")
+            held.callback(self._file.close)
+            self._csv = csv.DictWriter(self._file, names, extrasaction="ignore") if names else None
+            self._log_nonfinite()
+            self._events = _tensorboard(folder / "tensorboard", steps)
+            if self._events is not None:
+                held.callback(self._events.close)
+            self._held = held.pop_all()
         self._num_iterations, self._on_progress = num_iterations, on_progress
 
     def __enter__(self) -> RunLog:
@@ -60,11 +69,7 @@ class RunLog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.close()
-        if self._events is not None:
-            self._events.close()
-        if self._wandb is not None:
-            self._wandb.finish()
+        self._held.close()
 
     def _log_nonfinite(self) -> None:
         if self._nonfinite_rows:
@@ -107,8 +112,15 @@ def rate_text(agent_steps_per_s: float) -> str:
     return f"{agent_steps_per_s / (1e3 if in_thousands else 1):,.0f}{'k' * in_thousands} agent-steps/s"
 
 
-def kept_rows(path: Path, done: int) -> tuple[list[str], list[dict[str, str]]]:
+def kept_rows(
+    path: Path, done: int, columns: Mapping[str, type] = NO_COLUMNS
+) -> tuple[list[str], list[dict[str, str]]]:
     """The columns of a table, if there are any, and its complete rows of the first ``done`` iterations.
+
+    Args:
+        path: The file.
+        done: Number of iterations.
+        columns: Columns that they must have beside "iteration", and the type of their values: int or str.
 
     Raises:
         ConfigError: The file is damaged; the message names the line.
@@ -117,8 +129,16 @@ def kept_rows(path: Path, done: int) -> tuple[list[str], list[dict[str, str]]]:
         return [], []
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
         reader = csv.DictReader(file)
+        rows = []
         try:
-            rows = [row for row in reader if None not in row.values() and int(row["iteration"]) <= done]
+            for row in reader:
+                if None in row:
+                    raise ValueError(f"it has more than {len(reader.fieldnames or ())} columns")
+                if None in row.values() or int(row["iteration"]) > done:
+                    continue
+                for name, kind in columns.items():
+                    kind(row[name])  # raises unless it is one
+                rows.append(row)
         except (csv.Error, KeyError, ValueError) as error:
             raise ConfigError(f"{path}, line {reader.line_num}, is damaged: {error!r}") from error
         return list(reader.fieldnames or ()), rows

@@ -1,6 +1,6 @@
 """Launches of the kernels of normalizers: moments of a rollout's samples, and the update from them.
 
-``Normalizer.moments`` and ``Normalizer.update_from_moments`` in ``policy.py`` are their reference in torch.
+``Normalizer.moments`` and ``Normalizer.update_from_moments`` in ``normalizers.py`` are their reference in torch.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ class Side(NamedTuple):
     agents: frozenset[int]
 
 
-def sides_of(game: Env) -> list[Side]:
+def opponent_sides(game: Env) -> list[Side]:
     """The sides of a game. Raises ConfigError if it has one agent."""
     names = sides_of_game(game)
     if len(names) < 2:
@@ -68,7 +68,7 @@ def preset_opponents(game: Env, num_envs: int | None) -> OpponentsConfig | None:
     if num_envs is None:
         return config
     ranges = min(config.num_ranges, int(config.share * num_envs))
-    return dataclasses.replace(config, num_ranges=ranges) if ranges >= len(sides_of(game)) else None
+    return dataclasses.replace(config, num_ranges=ranges) if ranges >= len(opponent_sides(game)) else None
 
 
 class Ranges:
@@ -102,7 +102,7 @@ class Ranges:
     ) -> None:
         agents = frozenset(agent for own in trained.values() for agent in own)
         everyone = frozenset(range(game.layout.num_agents))
-        sides = [side for side in sides_of(game) if side.agents <= agents]
+        sides = [side for side in opponent_sides(game) if side.agents <= agents]
         for name in whole:
             own = frozenset(trained[name])
             if divided := [side.name for side in sides if side.agents & own and not own <= side.agents]:

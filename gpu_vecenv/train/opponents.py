@@ -15,7 +15,7 @@ import torch
 from gpu_vecenv.engine.actions import ActionValidator
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.errors import ConfigError
-from gpu_vecenv.train.evaluation import check_fits_agents, positions_of
+from gpu_vecenv.train.evaluation import check_fits_agents, positions_of, write_actions_of_function
 from gpu_vecenv.train.host_kernels import HostKernels
 from gpu_vecenv.train.opponent_kernels import results_launch, uniform_numbers
 from gpu_vecenv.train.opponent_ranges import Ranges, noop_of
@@ -127,7 +127,7 @@ class Opponents:
             name: own.forward(num_envs=ranges.size, ranges=self._weight_ranges(self.snapshots[name]))
             for name, own in self._perceptrons.items()
         }
-        self._values = torch.zeros((size, num_agents), device=device)  # which nobody needs
+        self._values = torch.zeros((size, num_agents), device=device)  # unused
         self._states = {
             name: torch.zeros((size, policy.view.num_agents, policy.acting_state_size), device=device)
             for name, policy in policies.items()
@@ -409,7 +409,7 @@ class _Actors:
     """
 
     def __init__(self, kind: int, opponent: Opponent, env: VecEnv, size: int, squash: str) -> None:
-        self.kind, self.name, self._env, self._size = kind, opponent.name, env, size
+        self.kind, self.name, self._env = kind, opponent.name, env
         self._views = {name: RoleView(env.game, name.split("+"), env.device) for name in opponent.actors}
         self.policies = {name: actor for name, actor in opponent.actors.items() if isinstance(actor, Policy)}
         self._scripts: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -461,17 +461,9 @@ class _Actors:
         """Views of the scripts, and actions like ``like`` in which those of their agents are theirs."""
         found = []
         for name, script in self._scripts.items():
-            view = self._views[name]
-            own: tuple[Any, ...] = (slice(None), view.agents)
-            shape: tuple[int, ...] = (self._size, view.num_agents)
-            if like.ndim > 2:
-                own, shape = (*own, slice(view.num_heads)), (*shape, view.num_heads)
-            what = f"the function of {name!r} of opponent {self.name!r}: actions"
-            given = self._validator(script(view.obs(obs)), shape, what, view.roles[0])
-            if given.dtype is torch.int64:  # a value that the int32 of the tensor cannot hold is no choice
-                given = torch.where((given >= 0) & (given < 2**31), given, -1)
-            whole = like.clone()
-            whole[own] = given.to(whole.dtype)
+            view, whole = self._views[name], like.clone()
+            what = f"the function of {name!r} of opponent {self.name!r}"
+            write_actions_of_function(script, what, view, self._validator, view.obs(obs), whole)
             found.append((view, whole))
         return found
 

@@ -530,7 +530,7 @@ class PerceptronKernels:
             **compiled.arguments,
             obs=obs,
             obs_stride=obs.stride(0),
-            **loss_values(self.policy, data, settings),
+            **loss_values(data, settings),
             parts=parts,
             rows=rows,
             skip_update=settings.skip_update,

@@ -394,10 +394,10 @@ class Policy(nn.Module):
         greedy: bool = False,
         generator: torch.Generator | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """Actions for observations (…, *obs_shape).
+        """Actions for observations.
 
         Args:
-            obs: float32 or uint8.
+            obs: (…, *obs_shape) float32 or uint8; of a policy with ``agent_ids`` (…, agents of the policy, *obs_shape).
             action_mask: (…, n) bool, for games with action masks.
             state: Of a recurrent policy, (…, acting_state_size) float32: what the call before returned, and 0 where
                 the observation is the first of an episode.
@@ -410,9 +410,17 @@ class Policy(nn.Module):
 
         Raises:
             ConfigError: ``state`` is missing, or the policy is not recurrent.
+            ValueError: With ``agent_ids``, there is not an observation of each agent.
         """
         check_flag("greedy", greedy)
         check_kind("generator", generator, torch.Generator, "a torch.Generator", optional=True)
+        agents = obs.shape[: obs.ndim - len(self.view.obs_shape)][-1:]
+        if self.agent_ids and agents != (self.view.num_agents,):
+            expected = ", ".join(map(str, (self.view.num_agents, *self.view.obs_shape)))
+            raise ValueError(
+                f"obs is {tuple(obs.shape)}; expected (…, {expected}): with agent_ids the policy of {self.view.name} "
+                "needs an observation of each of its agents, in their order"
+            )
         parameters, next_state = self.acting(obs, state)
         actions = self._actions(parameters, action_mask, greedy, generator)
         return actions if next_state is None else (actions, next_state)

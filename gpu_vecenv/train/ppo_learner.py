@@ -76,7 +76,7 @@ class PPOLearner(Learner[PPOConfig]):
         """An option of PPO."""
         return self.config.critic_max_grad_norm
 
-    def state(self) -> dict[str, torch.Tensor]:
+    def optimizer_state(self) -> dict[str, torch.Tensor]:
         """Also a learning rate that is not scheduled."""
         own = {} if self.config.desired_kl is None else {"learning_rate": self.learning_rate}
-        return super().state() | own
+        return super().optimizer_state() | own

@@ -70,6 +70,11 @@ class PQNConfig(LearnerConfig):
         return cls(**{"mixing": "vdn", **changes})
 
     @property
+    def learns_as_team(self) -> bool:
+        """With VDN."""
+        return self.mixing == "vdn"
+
+    @property
     def trace_decay(self) -> float:
         """Of the targets."""
         return self.q_lambda

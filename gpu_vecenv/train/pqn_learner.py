@@ -62,7 +62,7 @@ class PQNLearner(Learner[PQNConfig]):
     loss_metrics = ("q_loss", "q_value", "grad_norm")
 
     def __init__(self, policy: QPolicy, config: PQNConfig, rollout: Rollout, **settings: Any) -> None:
-        self.is_team = config.mixing == "vdn"
+        self.is_team = config.learns_as_team
         layout = rollout.env.game.layout
         if self.is_team and policy.view.num_agents == 1 < max(layout.roles[role] for role in policy.view.roles):
             raise ConfigError(

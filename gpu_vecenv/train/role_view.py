@@ -47,6 +47,14 @@ def role_of(game: Env, name: str) -> str:
     return name if name in layout.roles else layout.agent_roles[agents_of(game, [name])[0]]
 
 
+def check_names(game: Env, roles: Sequence[str]) -> None:
+    """Raise TypeError unless ``roles`` is a list or tuple of names."""
+    known = list(game.layout.roles)
+    check_kind("roles", roles, (tuple, list), f"a list of some of {known}, or of agents")
+    for name in roles:
+        check_kind("a name in roles", name, str, f"one of {known}, or an agent")
+
+
 def sides_of_game(game: Env) -> tuple[str, ...]:
     """Names of those that play with or against each other: all roles that have agents, or of one role its agents."""
     present = tuple(game.layout.present_roles)

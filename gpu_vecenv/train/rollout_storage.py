@@ -44,6 +44,10 @@ def rollout_specs(
     return specs
 
 
+def no_mark(stage: str) -> None:
+    """Mark no stage, see ``Rollout.collect``."""
+
+
 class Rollout:
     """Rollout buffer of one iteration. The environment writes into it and the learner reads from it, without copies.
 
@@ -116,7 +120,7 @@ class Rollout:
         forward_passes: Collection[Callable[[int], None]],
         sampler: Sampler,
         parameters: torch.Tensor,
-        mark: Callable[[str], None] = lambda stage: None,
+        mark: Callable[[str], None] | None = None,
         timed_step: int | None = None,
         act: Callable[[int], None] | None = None,
     ) -> None:
@@ -126,14 +130,15 @@ class Rollout:
             forward_passes: Of the policies of all roles: functions of t that write ``values[t]`` and ``parameters``.
             sampler: Of the environment.
             parameters: (E, A, sampler.num_parameters) float32, of the distributions of step t.
-            mark: Called in ``timed_step`` with "policy", "sampling" and "env" as the stages begin, and with "step_end".
+            mark: Called in ``timed_step`` with "policy", "sampling" and "env" as the stages begin, and with "step_end";
+                None: not called.
             timed_step: This step samples and steps in two kernels, to time them; all others in one. Results are
                 bit-identical.
             act: Changes the actions that were drawn for step t; None: they are taken as they are.
         """
         self.carry_over()
         for t, (buffers, sample) in enumerate(zip(self.step_buffers, self.samples, strict=True)):
-            record_stage = mark if t == timed_step else lambda stage: None
+            record_stage = mark if mark is not None and t == timed_step else no_mark
             record_stage("policy")
             for forward in forward_passes:
                 forward(t)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import shlex
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 
 from gpu_vecenv.declare.config import check_fields, param
-from gpu_vecenv.errors import ConfigError, NonFiniteError, counted
+from gpu_vecenv.errors import CheckpointCorruptError, ConfigError, NonFiniteError, counted
 from gpu_vecenv.files import replace_file
 from gpu_vecenv.progress import OnProgress, no_progress
 from gpu_vecenv.train.checkpoint import CHECKPOINTS, CheckpointFolder, load_checkpoint
@@ -109,11 +110,10 @@ class Run:
         world = self.trainer.world
         if resume:
             tensors, manifest = self.checkpoints.load()
+            seconds, selection = _progress(manifest, self.folder)
             self._load_initial()
             self.trainer.load_state(tensors, manifest, str(self.folder))
-            progress = manifest.get("progress", {})
-            self.seconds = progress.get("seconds", 0.0)
-            self.selection.state = SelectionState(**progress.get("selection", {}))
+            self.seconds, self.selection.state = seconds, selection
         else:
             check_free(self.folder)
             if world.rank == 0:
@@ -158,13 +158,12 @@ class Run:
         with RunLog(self.folder, trainer.num_iterations, on_progress, done=done, wandb=wandb) as self._log:
             yield
 
-    def record(self, metrics: dict[str, Any]) -> None:
+    def record(self, metrics: Mapping[str, Any]) -> None:
         """Log the metrics since the last row, after ``seconds`` of training."""
         self.selection.state.training_episodes += metrics["episodes"]
-        if self.config.digests:
-            metrics["weights"] = weights_digest(self.trainer)
+        digest = {"weights": weights_digest(self.trainer)} if self.config.digests else {}
         if self._log is not None:
-            self._log({"iteration": metrics.pop("iteration"), "seconds": self.seconds, **metrics})
+            self._log({"iteration": metrics["iteration"], "seconds": self.seconds, **metrics, **digest})
 
     def save(self, *, compare: bool) -> None:
         """Save a checkpoint; ``compare``: also as the best, if its score is larger than all before."""
@@ -202,6 +201,20 @@ class Run:
     def close(self) -> None:
         """Release the memory of evaluations during training."""
         self.selection.close()
+
+
+def _progress(manifest: Mapping[str, Any], folder: Path) -> tuple[float, SelectionState]:
+    """Seconds of training and state of the selection at a checkpoint; CheckpointCorruptError if they are damaged."""
+    try:
+        progress = manifest.get("progress", {})
+        return float(progress.get("seconds", 0.0)), SelectionState(**progress.get("selection", {}))
+    except (AttributeError, TypeError, ValueError) as error:
+        expected = ", ".join(field.name for field in dataclasses.fields(SelectionState))
+        raise CheckpointCorruptError(
+            f"{folder}: 'progress' of its newest checkpoint is {manifest.get('progress')!r:.200}; expected 'seconds', "
+            f"a number, and 'selection' with {expected}: {error}. Resume from an older one: remove the newest file "
+            f"in {folder / CHECKPOINTS}"
+        ) from error
 
 
 def make_selection(trainer: Trainer, config: RunConfig) -> Selection:

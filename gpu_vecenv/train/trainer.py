@@ -166,7 +166,7 @@ class Trainer:
         else:
             self.env = env if fits else env.like(autoreset_mode="next_step", agents_as_envs=False)
         self._stream = capture_stream(self.env.functions.backend, threading.get_ident())
-        with self.training_stream():
+        with self.training():
             specs = {name: specs[member.policy] for name, member in self.members.items()}
             self.configs = {name: spec.config or self.config for name, spec in specs.items()}
             central = keeps_states(specs, self.config)
@@ -349,7 +349,7 @@ class Trainer:
     def train_iteration(self) -> dict[str, float]:
         """Collect one rollout and update all policies; return metrics. One device synchronisation, to read them.
 
-        A RuntimeWarning tells of a metric that is NaN or infinite for the first time.
+        A RuntimeWarning is given for a metric that is NaN or infinite for the first time.
 
         Raises:
             NonFiniteError: A loss or gradient became NaN or infinite; all later updates were skipped.
@@ -412,7 +412,7 @@ class Trainer:
             "env_steps": self.iteration * self.env_steps_per_iteration,
             "agent_steps_per_s": self.env_steps_per_iteration * self.env.num_agents / seconds,
             **time_fractions(self.timer, seconds),
-            **rates,
+            **dict.fromkeys(rates),  # for the order of the columns: ``read`` has rates as configured, too
             **read,
             **rates,
             **({} if self._schedules is None else self._schedules.metrics()),
@@ -523,10 +523,11 @@ class Trainer:
         try:
             yield
         except torch.OutOfMemoryError as error:
-            each = self._bytes_per_env
+            each, half = self._bytes_per_env, self.env.num_envs // 2
+            fix = f"num_envs = {half:,} needs half" if half else "reduce num_steps or the networks' hidden_sizes"
             raise CapacityError(
                 f"{str(error).splitlines()[0]} With num_envs = {self.env.num_envs:,} an iteration needs more than "
-                f"{each * self.env.num_envs:,} bytes; num_envs = {self.env.num_envs // 2:,} needs half"
+                f"{each * self.env.num_envs:,} bytes; {fix}"
             ) from error
 
     @contextlib.contextmanager
@@ -585,7 +586,7 @@ class Trainer:
         if self.world.size > 1:
             raise ConfigError(f"opponents are given with {self.world.size} processes; expected one process")
         trained = {name: agents_of(env.game, name.split("+")) for name, spec in specs.items() if spec.train}
-        whole = [name for name in trained if getattr(specs[name].config or self.config, "mixing", "none") == "vdn"]
+        whole = [name for name in trained if (specs[name].config or self.config).learns_as_team]
         return Ranges(opponents, env.game, env.num_envs, trained, whole)
 
     @torch.no_grad()
@@ -655,17 +656,14 @@ class Trainer:
         random = set(random_roles)
         return {name: None if {name, role_of(game, name)} & random else policy for name, policy in policies.items()}
 
-    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """Everything the next iteration depends on: live tensors by name, and a JSON-serialisable description."""
+    def process_state(self) -> dict[str, torch.Tensor]:
+        """What the next iteration of this process depends on beside policies and optimizers: live tensors by name."""
         tensors = {f"env.{name}": tensor for name, tensor in self.env.state_dict().items()}
         tensors |= {
             f"shared.{field.name}": self.env.state[field.name] for field in self.env.game.layout.fields if field.shared
         }
         tensors["episodes.latest"] = self.episode_log.latest
-        for name, policy in self.policies.items():
-            tensors |= {f"policy.{name}.{key}": tensor for key, tensor in policy.state_dict().items()}
-        for name, learner in self.learners.items():
-            tensors |= {f"optimizer.{name}.{key}": tensor for key, tensor in learner.state().items()}
+        tensors |= {f"optimizer.{name}.reward_sums": learner.reward_sums for name, learner in self.learners.items()}
         tensors |= {f"recurrent.{name}": states.current for name, states in self.states.items()}
         opponents = self.opponents
         if opponents is not None:
@@ -674,6 +672,31 @@ class Trainer:
             tensors |= {f"curriculum.{name}": tensor for name, tensor in self._schedules.state().items()}
         if self.levels is not None:
             tensors |= {f"levels.{name}": tensor for name, tensor in self.levels.state().items()}
+        return tensors
+
+    def load_process_state(self, tensors: Mapping[str, torch.Tensor], iteration: int) -> None:
+        """Continue after this iteration from what ``process_state`` returned, with policies and optimizers as they are.
+
+        Raises:
+            ConfigError: Names, shapes or dtypes differ. Nothing has changed.
+        """
+        own = self.process_state()
+        expected, found = ({n: (tuple(x.shape), x.dtype) for n, x in some.items()} for some in (own, tensors))
+        if found != expected:
+            names = sorted(n for n in {*found, *expected} if found.get(n) != expected.get(n))
+            raise ConfigError(
+                f"the saved state and this trainer's differ in {', '.join(names)}: {[found.get(n) for n in names]}; "
+                f"expected {[expected.get(n) for n in names]}"
+            )
+        self._restore(own, tensors, iteration)
+
+    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """Everything the next iteration depends on: live tensors by name, and a JSON-serialisable description."""
+        tensors = self.process_state()
+        for name, policy in self.policies.items():
+            tensors |= {f"policy.{name}.{key}": tensor for key, tensor in policy.state_dict().items()}
+        for name, learner in self.learners.items():
+            tensors |= {f"optimizer.{name}.{key}": tensor for key, tensor in learner.optimizer_state().items()}
         game = self.env.game
         return tensors, {
             "game": game.name(),
@@ -689,7 +712,7 @@ class Trainer:
             "policies": {name: dataclasses.asdict(config) for name, config in self.configs.items()},
             "trained": list(self.learners),
             "populations": self.populations or None,
-            "opponents": None if opponents is None else opponents.config.description(),
+            "opponents": None if self.opponents is None else self.opponents.config.description(),
             "reward": None if self.rollout.shaping is None else self.rollout.shaping.name,
             "curriculum": None if self._schedules is None else self._schedules.curriculum.description(),
             "made_with": {
@@ -726,21 +749,19 @@ class Trainer:
         manifest = with_defaults(manifest, source)
         own, description = self.state()
         check_fits(tensors, manifest, own, description, source)
-        self.env.load_state_dict({n.removeprefix("env."): x for n, x in tensors.items() if n.startswith("env.")})
-        with self.restoring(int(manifest["iteration"])):
-            for name, tensor in own.items():
-                if not name.startswith("env."):
-                    tensor.copy_(tensors[name])
+        self._restore(own, tensors, int(manifest["iteration"]))
 
-    @contextlib.contextmanager
-    def restoring(self, iteration: int) -> Iterator[None]:
-        """Continue after this iteration with the environment's state and with what is copied in this block.
+    def _restore(self, own: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor], iteration: int) -> None:
+        """Copy ``tensors`` into ``own`` and continue after this iteration.
 
         Nothing is left of iterations before, also where one of them failed or was interrupted.
         """
+        self.env.load_state_dict({n.removeprefix("env."): x for n, x in tensors.items() if n.startswith("env.")})
         for learner in self.learners.values():
             learner.discard_statistics()
-        yield
+        for name, tensor in own.items():
+            if not name.startswith("env."):
+                tensor.copy_(tensors[name])
         if self._schedules is not None:
             self._schedules.restored()
         if self.levels is not None:

@@ -67,5 +67,5 @@ def _differing(found: Mapping[str, Any], expected: Mapping[str, Any], prefix: st
         a, b = found.get(key), expected.get(key)
         if isinstance(a, dict) and isinstance(b, dict):
             yield from _differing(a, b, f"{prefix}{key}.")
-        elif json.dumps(a, default=repr) != json.dumps(b, default=repr):  # tells False from 0, and 1 from 1.0
+        elif json.dumps(a, default=repr) != json.dumps(b, default=repr):  # False is not 0, and 1 not 1.0
             yield f"its {prefix}{key} is {a!r}, this trainer's {b!r}"

@@ -16,7 +16,6 @@ from gpu_vecenv.engine.arguments import AutoresetMode, construct, validate_mask
 from gpu_vecenv.engine.make import make_for
 from gpu_vecenv.engine.step_buffers import StepBuffers
 from gpu_vecenv.envs.registry import Game
-from gpu_vecenv.errors import ResetNeededError
 from gpu_vecenv.views.agents import (
     action_mask_slices,
     agent_space,
@@ -112,7 +111,8 @@ class BatchedParallelEnv:
         self._masks = action_mask_slices(self.game)
         self._check = ActionValidator(self.game.layout, self.vec_env.buffers_layout.batch, self.device)
         self._batch = (self.num_envs, self.game.layout.num_agents)
-        self._obs: torch.Tensor | None = None
+        self._obs: torch.Tensor | None = None  # after so many loads of a state
+        self._loads = 0
 
     @property
     def unwrapped(self) -> BatchedParallelEnv:
@@ -183,6 +183,7 @@ class BatchedParallelEnv:
         parsed = parse_reset_options(self.vec_env, options)
         mask = None if parsed.mask is None else validate_mask(parsed.mask, self.num_envs, self.device)
         self._obs, info = self.vec_env.reset(seed=seed, mask=mask, out=out)
+        self._loads = self.vec_env.loads
         move_initial_state(self.vec_env, parsed, mask, self._obs)
         if self._viewer is not None:
             self._viewer.draw()
@@ -219,6 +220,7 @@ class BatchedParallelEnv:
             actions = self._joined(actions)
             actions = actions.flatten(0, 1) if self.vec_env.agents_as_envs else actions
         self._obs, rewards, terminations, truncations, info = self.vec_env.step(actions, out)
+        self._loads = self.vec_env.loads
         if self._viewer is not None:
             self._viewer.draw()
         return (
@@ -238,8 +240,8 @@ class BatchedParallelEnv:
             ResetNeededError, ClosedEnvError: Before ``reset``, after ``close``.
         """
         self.vec_env.check_ready("state")
-        if self._obs is None:  # a state_dict has been loaded
-            raise ResetNeededError("state before reset: call reset() or step() first")
+        if self._obs is None or self._loads != self.vec_env.loads:
+            self._obs, self._loads = self.vec_env.observe(), self.vec_env.loads
         return joint_obs(self.game, self._by_agent(self._obs))
 
     def sample_actions(self) -> torch.Tensor:
@@ -298,7 +300,7 @@ class BatchedParallelEnv:
     ) -> torch.Tensor:
         """Actions cast to the engine's dtypes; those on the host are copied to the device."""
         actions = self._check.cast(actions, shape, name, role)
-        return actions if isinstance(actions, torch.Tensor) else torch.from_numpy(actions).to(self.device)
+        return actions if isinstance(actions, torch.Tensor) else self._check.tensor(actions, actions.shape)
 
     def _joined(self, actions: Any) -> torch.Tensor:
         check_keys(actions, self._roles, self._roles)

@@ -41,7 +41,7 @@ from gpu_vecenv.views.agents import (
     versioned_name,
 )
 from gpu_vecenv.views.frames import Frames, checked_render_mode, render_metadata, viewer_of
-from gpu_vecenv.views.host_copy import Arrays, HostCopy, HostCopyWithoutObs
+from gpu_vecenv.views.host_copy import Arrays, HostCopy, HostCopyWithoutObs, HostMasks
 
 Infos = dict[str, dict[str, Any]]
 
@@ -109,6 +109,7 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
         self._bounds = _bounds(self.game)
         self._host: HostCopy | HostCopyWithoutObs = HostCopy(layout) if self._numpy else HostCopyWithoutObs(layout)
         self._live: dict[str, int] | None = None  # live agent -> its index; None before reset
+        self._host_masks: HostMasks | None = None
         self._seed: int | None = None
         self._np_random: np.random.Generator | None = None
 
@@ -153,7 +154,7 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
         """
         if self._live is None:
             raise PettingZooResetNeededError("agents before reset: call reset() first")
-        return list(self._live)
+        return list(self._live if self.vec_env.closed else self._ready("agents"))
 
     def observation_space(self, agent: str) -> Space[Any]:
         """Observation space of an agent, always the same object.
@@ -224,7 +225,10 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
         if not live:
             return {}, {}, {}, {}, {}
         array = self._joined({agent: self._checked(agent, actions[agent]) for agent in live})
-        self._check.values(torch.from_numpy(array), torch.from_numpy(self._acting), self._mask)
+        masks = self._host_masks
+        assert masks is not None, "reset() sets it"
+        mask = None if masks.action_mask is None else torch.from_numpy(masks.action_mask)
+        self._check.values(torch.from_numpy(array), torch.from_numpy(masks.acting), mask)
         if self._warns_of_clipping:
             self._warn_of_clipping(actions, array[0], live)
         buffers = self._host.step_buffers()
@@ -278,31 +282,37 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
         return f"ParallelEnv({self.game!r}, device={str(self.device)!r})"
 
     def _ready(self, method: str) -> dict[str, int]:
-        """The live agents."""
+        """The live agents; with masks and observation they are read anew if a state has been loaded since."""
         if self._live is None and not self.vec_env.closed:
             raise PettingZooResetNeededError(f"{method} before reset: call reset() first")
         self.vec_env.check_ready(method)
         assert self._live is not None, "reset() sets it"
+        masks = HostMasks.current(self.vec_env, self._host_masks)
+        if masks is not self._host_masks:
+            obs = self.vec_env.observe()
+            self._set_current(obs.cpu() if self._numpy else obs, masks)
         return self._live
+
+    def _set_current(self, obs: torch.Tensor, masks: HostMasks) -> None:
+        """Observation and masks of the present state."""
+        self._obs, self._host_masks = obs, masks
+        live = masks.active[0].tolist()
+        self._live = {agent: i for agent, i in self._agent_index.items() if live[i]}
 
     def _outputs(self, buffers: StepBuffers, agents: Mapping[str, int]) -> tuple[dict[str, Any], Infos, Arrays]:
         """Observations and infos of these agents, and the arrays of all outputs in the buffers."""
         arrays = self._host.arrays()
-        self._obs = torch.from_numpy(arrays["obs"]) if self._numpy else buffers.obs
-        active, masks, acting = arrays["active"], arrays.get("action_mask"), arrays.get("acting")
-        self._acting = active if acting is None else active & acting
-        self._mask = None if masks is None else torch.from_numpy(masks)
-        live = active[0].tolist()
-        self._live = {agent: i for agent, i in self._agent_index.items() if live[i]}
+        obs, masks = torch.from_numpy(arrays["obs"]) if self._numpy else buffers.obs, arrays.get("action_mask")
+        current = HostMasks(self.vec_env, arrays)
+        self._set_current(obs, current)
         rows: Any = arrays["obs"][0] if self._numpy else buffers.obs[0].unbind()
         observations = {agent: role_obs(self.game, self._roles[agent], rows[i]) for agent, i in agents.items()}
         infos: Infos = {agent: {} for agent in agents}
-        if acting is not None:
-            acts = self._acting[0].tolist()
+        if "acting" in arrays:
+            acts = current.acting[0].tolist()
             for agent, i in agents.items():
                 infos[agent]["acting"] = acts[i]
         if masks is not None:
-            # Copied, so that callers may modify infos without effect on the check of the next step.
             own: Any = masks[0].astype(np.int8) if self._numpy else buffers.action_mask[0].unbind()  # type: ignore[index]
             for agent, i in agents.items():
                 if (slices := self._masks.get(self._roles[agent])) is not None:

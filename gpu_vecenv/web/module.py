@@ -14,7 +14,7 @@ from gpu_vecenv.compile.webassembly import compile_webassembly, memory_layout
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.arguments import shared_field_arrays
 from gpu_vecenv.engine.digest import DIGEST_KERNEL
-from gpu_vecenv.files import cuda_folder
+from gpu_vecenv.files import engine_folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ def web_module(
         ConfigError: ``arrays`` has other names, shapes or dtypes than the game's shared fields.
         DeviceUnavailableError, CompilerError, SourceRuleError, KernelCompileError: As ``compile_webassembly``.
     """
-    layout, beside = game.layout, {cuda_folder() / "engine" / "digest.cu": (DIGEST_KERNEL,)}
+    layout, beside = game.layout, {engine_folder() / "digest.cu": (DIGEST_KERNEL,)}
     values = {f"state_{name}": np.asarray(array) for name, array in shared_field_arrays(game, arrays or {}).items()}
     if layout.randomized:
         values["engine_ranges"] = np.array([(each.low, each.high, each.last) for each in layout.randomized], np.float32)

@@ -51,10 +51,10 @@ def fitted(module, device, ckpt_path=None, **options):
 
 
 def state(module):
-    """Copies of weights, normalisers, Adams and environments."""
-    tensors = {**module.state_dict(), **module.inner.env.state_dict()}
+    """Copies of weights, normalisers, Adams, and of what a process has."""
+    tensors = module.state_dict() | {f"process.{name}": x for name, x in module.inner.process_state().items()}
     for name, learner in module.learners.items():
-        tensors |= {f"{name}.{key}": tensor for key, tensor in learner.state().items()}
+        tensors |= {f"{name}.{key}": tensor for key, tensor in learner.optimizer_state().items()}
     return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
 
 
@@ -215,17 +215,22 @@ def test_a_run_resumed_from_a_checkpoint_equals_one_without_interruption(game, c
     kept, after = Everything(), Everything()
     each = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, every_n_epochs=1)
     whole = module()
-    fitted(whole, device, callbacks=[kept, each])
+    loop = fitted(whole, device, callbacks=[kept, each])
     assert len(kept.states) == 4
     again = module()
-    fitted(again, device, tmp_path / "epoch=1.ckpt", callbacks=[after])
+    resumed = fitted(again, device, tmp_path / "epoch=1.ckpt", callbacks=[after])
     assert len(after.states) == 2 and again.inner.iteration == 4
     assert all(equal_bits(a, b) for a, b in zip(after.states, kept.states[2:], strict=True))
     assert not equal_bits(kept.states[1], kept.states[2])
+    logged = (
+        {n: x.nan_to_num() for n, x in each.callback_metrics.items() if "per_s" not in n and "time" not in n}
+        for each in (loop, resumed)
+    )
+    assert equal_bits(*logged)
     env = gpu_vecenv.make(game, 4, device, **config)
     loaded = lightning.PPOModule.load_from_checkpoint(tmp_path / "epoch=3.ckpt", env=env, config=settings)
     assert all(x.equal(whole.state_dict()[name]) for name, x in loaded.state_dict().items())
-    with pytest.raises(ValueError, match=r"'engine_key' is \(16, 2\) .*; expected \(8, 2\)"):
+    with pytest.raises(ConfigError, match=r"differ in .*env.engine_key.*\(16, 2\).*; expected .*\(8, 2\)"):
         fitted(lightning.make(game, 8, device, settings, **config), device, tmp_path / "epoch=1.ckpt")
 
 

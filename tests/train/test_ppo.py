@@ -97,7 +97,7 @@ def updated(learner, progress=0.0, iteration=0):
 
 def state(learner):
     """Copies of weights and of Adam's state."""
-    tensors = {**learner.policy.state_dict(), **learner.state()}
+    tensors = {**learner.policy.state_dict(), **learner.optimizer_state()}
     return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
@@ -106,7 +106,7 @@ def equal_bits(one, other):
 
 
 def steps_taken(learner):
-    counts = {float(x) for name, x in learner.state().items() if name.endswith("step")}
+    counts = {float(x) for name, x in learner.optimizer_state().items() if name.endswith("step")}
     assert len(counts) == 1
     return counts.pop()
 
@@ -454,7 +454,7 @@ def test_gradients_are_scaled_down_to_their_largest_norm(share, device):
 
     def gradient(learner):
         """Adam's first mean is a tenth of it."""
-        return 10 * torch.cat([x.flatten() for name, x in learner.state().items() if name.endswith("exp_avg")])
+        return 10 * torch.cat([x.flatten() for name, x in learner.optimizer_state().items() if name.endswith("exp_avg")])
 
     # The norm plus 1e-6 divides, as in torch's own function.
     torch.testing.assert_close(gradient(clipped), min(share, 1) * gradient(free), rtol=1e-5, atol=1e-8)
@@ -510,7 +510,7 @@ def test_a2c_takes_one_step_along_the_policy_gradient(device):
     total = -(log_probs * batch.advantages).mean() - 0.01 * entropy
     (total + 0.25 * (values - batch.returns).square().mean() / 2).backward()
     updated(learner)
-    found = [x for name, x in learner.state().items() if name.endswith("exp_avg")]
+    found = [x for name, x in learner.optimizer_state().items() if name.endswith("exp_avg")]
     for tensor, p in zip(found, policy.parameters(), strict=True):
         # float32 means of about 130 rows
         torch.testing.assert_close(10 * tensor.double(), p.grad, rtol=1e-4, atol=1e-5)

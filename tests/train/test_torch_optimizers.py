@@ -55,7 +55,7 @@ def step(learner, gradient, metrics=0.0):
 
 
 def state_of(learner):
-    return [x.detach().clone() for x in (*learner.parameters, *learner.state().values())]
+    return [x.detach().clone() for x in (*learner.parameters, *learner.optimizer_state().values())]
 
 
 def by_torch(name, parameters):

@@ -933,7 +933,7 @@ def test_after_a_gradient_that_is_not_finite_no_step_is_taken(poison, device):
     (learner,) = trainer.learners.values()
     order = learner.order.view(32, -1) % 32  # with one agent, indices count environments within steps
     first = int(ill[order].any(1).int().argmax())
-    state = learner.state()
+    state = learner.optimizer_state()
     assert first > 1 and state["0.step"].item() == first
     assert all(tensor.isfinite().all() for tensor in [*state.values(), *learner.parameters])
 
