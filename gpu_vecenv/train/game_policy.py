@@ -22,7 +22,7 @@ from gpu_vecenv.train.algorithms import algorithm_of
 from gpu_vecenv.train.checkpoint import BEST, CHECKPOINTS, CheckpointFolder, load_checkpoint, newest_usable
 from gpu_vecenv.train.encoders import make_encoder
 from gpu_vecenv.train.learner_config import LearnerConfig
-from gpu_vecenv.train.policy import Policy, num_inputs
+from gpu_vecenv.train.policy import Policy, check_tensor, num_inputs
 from gpu_vecenv.train.populations import check_member, stored_members, stored_populations
 from gpu_vecenv.train.recurrent import recurrent_weights
 from gpu_vecenv.train.role_view import RoleView, check_each_agent_once, role_of
@@ -35,7 +35,8 @@ class GamePolicy(nn.Module):
     """Acts for all agents of a game, each with its policy.
 
     ``policy[name]`` is the ``Policy`` of a role, or of an agent, which ``evaluate`` accepts. For observations without
-    an agent axis, such as those of Gymnasium's views of a game with one agent, call ``policy["agent"].act(obs)``.
+    an agent axis, such as those of Gymnasium's views of a game with one agent, call ``policy["agent"].act(obs)``; they
+    are tensors: ``torch.as_tensor(obs)`` of an array.
 
     Recurrent policies have a state, which the caller keeps: start with ``initial_state``, give each call the state that
     the one before returned, and set the rows of agents to 0 whose observation is the first of an episode.
@@ -158,12 +159,13 @@ class GamePolicy(nn.Module):
         """
         game, action = self.game, self.game.layout.action
         row = (game.layout.num_agents, *game.layout.observation.shape)
-        self._check("obs", obs, TORCH_TYPES[game.layout.observation.dtype], row)
+        check_tensor("obs", obs, self.device, (TORCH_TYPES[game.layout.observation.dtype],), row)
         batch = tuple(obs.shape[: obs.ndim - len(row)])
         if action_mask is not None:
             if action.continuous:
                 raise ValueError("action_mask is given; expected None, as actions of a Box have no masks")
-            self._check("action_mask", action_mask, torch.bool, (game.layout.num_agents, action.num_logits), batch)
+            choices = (game.layout.num_agents, action.num_logits)
+            check_tensor("action_mask", action_mask, self.device, (torch.bool,), choices, batch)
         if (state is None) != (self.recurrent_state_size == 0):
             raise ConfigError(
                 "a policy is recurrent: expected state=, at first policy.initial_state(num_envs)"
@@ -172,7 +174,7 @@ class GamePolicy(nn.Module):
             )
         if state is not None:
             row = (game.layout.num_agents, self.recurrent_state_size)
-            self._check("state", state, torch.float32, row, batch)
+            check_tensor("state", state, self.device, (torch.float32,), row, batch)
         next_state = None if state is None else torch.zeros_like(state)
         shape = (*batch, game.layout.num_agents, *action.shape)
         actions = torch.zeros(shape, dtype=TORCH_TYPES[action.dtype], device=obs.device)
@@ -191,21 +193,6 @@ class GamePolicy(nn.Module):
             else:
                 actions[..., view.agents] = part.to(actions.dtype)
         return actions if next_state is None else (actions, next_state)
-
-    def _check(
-        self, name: str, tensor: Any, dtype: torch.dtype, row: tuple[int, ...], batch: tuple[int, ...] | None = None
-    ) -> None:
-        """Raise TypeError or ValueError unless it is a tensor (*batch, *row), with any batch if that is None."""
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{name} is a {type(tensor).__name__}; expected a torch tensor on {self.device}")
-        if tensor.dtype != dtype:
-            raise TypeError(f"{name} has dtype {tensor.dtype}; expected {dtype}")
-        shape = tuple(tensor.shape)
-        if shape[-len(row) :] != row or batch not in (None, shape[: -len(row)]):
-            expected = ", ".join(map(str, (*(("…",) if batch is None else batch), *row)))
-            raise ValueError(f"{name} has shape {shape}; expected ({expected})")
-        if tensor.device != self.device:
-            raise ValueError(f"{name} is on {tensor.device}; expected {self.device}, the policy's device")
 
 
 def load_policy(

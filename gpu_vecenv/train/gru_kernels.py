@@ -17,7 +17,8 @@ from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar
 from gpu_vecenv.files import cuda_folder
 from gpu_vecenv.train.policy import Precision
 
-GATES, KINDS = 3, 4  # the same as in gru.cu
+GATES = 3  # the same as GATES in gru.cu
+KINDS = 4  # of products, those of `Kind` in gru.cu, which asserts their bytes
 WARPS = 8  # of a block, about
 # Where the gates of inputs and of states begin in a row of gradients, of each cell, in gates, and how far they are
 # moved on from the order r, z, n: see place_of in gru.cu.

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -34,6 +35,31 @@ from gpu_vecenv.train.role_view import RoleView
 
 Precision = Literal["float32", "tf32", "bfloat16"]
 NetworkKind = Literal["mlp", "cnn", "entities", "gru", "lstm"]
+OBS_TYPES = (torch.float32, torch.uint8)
+
+
+def check_tensor(
+    name: str,
+    tensor: Any,
+    device: torch.device,
+    dtypes: tuple[torch.dtype, ...],
+    row: tuple[int, ...],
+    batch: tuple[int, ...] | None = None,
+) -> None:
+    """Raise TypeError or ValueError unless it is a tensor (*batch, *row), with any batch if that is None."""
+    expected = f"a torch tensor on {device}"
+    if not isinstance(tensor, torch.Tensor):
+        cure = f": torch.as_tensor({name}, device={str(device)!r})" if isinstance(tensor, np.ndarray) else ""
+        raise TypeError(f"{name} is a {type(tensor).__name__}; expected {expected}{cure}")
+    if tensor.dtype not in dtypes:
+        raise TypeError(f"{name} has dtype {tensor.dtype}; expected {' or '.join(map(str, dtypes))}")
+    shape = tuple(tensor.shape)
+    first = len(shape) - len(row)
+    if first < 0 or shape[first:] != row or batch not in (None, shape[:first]):
+        numbers = ", ".join(map(str, (*(("…",) if batch is None else batch), *row)))
+        raise ValueError(f"{name} has shape {shape}; expected ({numbers})")
+    if tensor.device != device:
+        raise ValueError(f"{name} is on {tensor.device}; expected {expected}, the policy's device")
 
 
 class Policy(nn.Module):
@@ -410,17 +436,12 @@ class Policy(nn.Module):
 
         Raises:
             ConfigError: ``state`` is missing, or the policy is not recurrent.
-            ValueError: With ``agent_ids``, there is not an observation of each agent.
+            TypeError, ValueError: ``obs`` is no tensor, or of another dtype, shape or device.
         """
         check_flag("greedy", greedy)
         check_kind("generator", generator, torch.Generator, "a torch.Generator", optional=True)
-        agents = obs.shape[: obs.ndim - len(self.view.obs_shape)][-1:]
-        if self.agent_ids and agents != (self.view.num_agents,):
-            expected = ", ".join(map(str, (self.view.num_agents, *self.view.obs_shape)))
-            raise ValueError(
-                f"obs is {tuple(obs.shape)}; expected (…, {expected}): with agent_ids the policy of {self.view.name} "
-                "needs an observation of each of its agents, in their order"
-            )
+        each_agent = (self.view.num_agents,) if self.agent_ids else ()
+        check_tensor("obs", obs, self.one_hot.device, OBS_TYPES, (*each_agent, *self.view.obs_shape))
         parameters, next_state = self.acting(obs, state)
         actions = self._actions(parameters, action_mask, greedy, generator)
         return actions if next_state is None else (actions, next_state)

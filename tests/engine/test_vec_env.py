@@ -18,7 +18,7 @@ import gpu_vecenv
 from gpu_vecenv import Env, Fault, Field, FunctionManager, VecEnv
 from gpu_vecenv.declare.env import f32, param
 from gpu_vecenv.engine.digest import Digest, trajectory_digest
-from gpu_vecenv.errors import InvalidActionError
+from gpu_vecenv.errors import InvalidActionError, ResetNeededError
 
 GRIDWORLD = gpu_vecenv.configure("tag_gridworld", num_taggers=2, grid=3, max_steps=7, random_start=True)
 FEW = {"num_taggers": 2, "num_runners": 3, "num_neighbors": 3, "side": 3.0, "tagging_distance": 0.15}
@@ -800,6 +800,59 @@ def test_an_agent_that_has_ended_does_not_act_even_if_put_back_in_game(device):
     assert torch.equal(env.state["position"][out], before[out])
 
 
+def test_an_environment_like_another_has_its_present_shared_fields_ranges_and_initial_states(device):
+    """A curriculum or a caller has changed them."""
+    starts, ranges = {"position": torch.rand(3, 5, 2)}, {"max_speed": (0.5, 1)}
+    env = VecEnv(CONTINUOUS, 4, device, initial_states=starts, randomize=ranges)
+    changed = {"state_acceleration_level": "arrays", "engine_ranges": "randomize", "initial_position": "initial_states"}
+    for name in changed:
+        env.data[name].mul_(0.5)
+    given = {"arrays": {n: env.state[n] for n in ("acceleration_level", "turn_level")}}
+    given |= {"randomize": {"max_speed": (3, 4)}, "initial_states": {"position": torch.ones(2, 5, 2)}}
+    given["arrays"]["acceleration_level"] = torch.full_like(env.state["acceleration_level"], 7)
+    for name, argument in changed.items():
+        same, other = env.like(num_envs=2), env.like(**{argument: given[argument]})
+        assert same.data[name].equal(env.data[name]) and same.data[name].any(), name
+        assert same.data[name].data_ptr() != env.data[name].data_ptr()
+        assert not other.data[name].equal(env.data[name]), name
+    assert env.like(initial_states={}).build.initial_fields == ()
+
+
+def test_a_source_that_requires_a_gradient_leaves_the_environment_without(device):
+    env = gpu_vecenv.make("cartpole", 3, device)
+    env.reset(seed=1)
+    env.data.push("mine", torch.full((3,), 2.0, requires_grad=True))
+    env.load_state_dict({name: x.requires_grad_(x.is_floating_point()) for name, x in env.state_dict().items()})
+    assert not any(tensor.requires_grad for tensor in env.data.values())
+    assert env.data.pull("mine").tolist() == [2, 2, 2]
+
+
+def test_before_the_first_reset_there_are_neither_observations_nor_actions(device):
+    env = gpu_vecenv.make("cartpole", 3, device)
+    for call in (env.observe, env.sample_actions):
+        with pytest.raises(ResetNeededError, match=f"{call.__name__} before reset"):
+            call()
+
+
+LARGEST = float(np.finfo(np.float32).max)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WideDrift(Drift):
+    """The width of its first action is larger than any float32."""
+
+    action_space = Box(np.float32([-LARGEST, -1]), np.float32([LARGEST, 1]))
+
+
+def test_sampled_actions_of_a_box_of_any_width_are_uniform(drift, device, monkeypatch):
+    monkeypatch.setattr(WideDrift, "source", drift.source, raising=False)
+    env = VecEnv(WideDrift(), 4000, device)
+    env.reset(seed=1)
+    wide, narrow = env.sample_actions()[:, 0].double().T.cpu()
+    for values in (wide / LARGEST, narrow):  # the mean of 4,000 has a standard deviation of 0.009
+        assert values.abs().max() <= 1 and values.min() < -0.98 and values.max() > 0.98 and abs(values.mean()) < 0.05
+
+
 def test_tensors_of_the_user_are_not_in_the_state_dict(device):
     env = gpu_vecenv.make("tag_gridworld", 4, device)
     env.reset(seed=7)
@@ -829,6 +882,12 @@ def test_a_digest_sees_every_element_of_its_own_env(kind, device):
         other = tensor.clone()
         other[1, row, column] = 1 - tensor[1, row, column].to(torch.int32)
         assert [x == y for x, y in zip(words(other), before, strict=True)] == [True, False, True]
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.int16, torch.complex64], ids=str)
+def test_a_digest_refuses_elements_that_its_kernel_does_not_read(kind, device):
+    with pytest.raises(TypeError, match=f"got {kind}; expected real elements of 1, 4 or 8 bytes"):
+        Digest(FunctionManager(device), 3).add(torch.zeros(3, 2, dtype=kind, device=device))
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64], ids=str)

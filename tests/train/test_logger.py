@@ -2,6 +2,7 @@
 
 import pytest
 
+from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.logger import RunLog, rate_text
 
 
@@ -59,3 +60,22 @@ def test_tensorboard_has_each_metric_of_each_iteration(tmp_path):
         *("iteration", "env_steps", "agent_steps_per_s", "return/agent"),
         *("episodes", "first_episodes", "episode_length"),
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("metrics.csv", "iteration,env_steps\n1,10,3\n", "line 2, is damaged.* more than 2 columns"),
+        ("metrics.csv", "iteration,steps\n1,10\n", "line 2, is damaged: KeyError.*env_steps"),
+        ("metrics.csv", "iteration,env_steps\n1,ten\n", "line 2, is damaged: ValueError.*ten"),
+        ("nonfinite.csv", "iteration,figure\n1,loss\n", "line 2, is damaged: KeyError.*metric"),
+    ],
+)
+@pytest.mark.filterwarnings("error")  # as of a file that was not closed
+def test_a_damaged_table_is_refused_and_stays(name, text, message, tmp_path):
+    files = {"metrics.csv": "iteration,env_steps\n1,10\n", name: text}
+    for file, content in files.items():
+        (tmp_path / file).write_text(content)
+    with pytest.raises(ConfigError, match=message):
+        RunLog(tmp_path, 5, lambda *report: None, done=1)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == files

@@ -518,7 +518,9 @@ def test_an_optimizer_that_a_caller_loads_goes_on_as_loaded(trainer_of):
     assert equal_bits(learner.optimizer_state(), loaded.optimizer_state())
     for each in (trainer, other):
         each.train_iteration()
-    assert equal_bits(learner.optimizer_state(), loaded.optimizer_state())  # the state that a checkpoint has is the one in use
+    assert equal_bits(
+        learner.optimizer_state(), loaded.optimizer_state()
+    )  # the state that a checkpoint has is the one in use
     assert equal_bits(state_of(trainer), state_of(other))
 
 

@@ -789,3 +789,28 @@ def test_indices_of_agents_that_are_apart_follow_their_policy_to_another_device(
     assert view.agents.device.type == "cpu"
     moved = view.to("meta")
     assert moved.agents.device.type == moved.positions().device.type == "meta" and not view.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("agent_ids", "obs", "error", "message"),
+    [
+        (True, torch.zeros(5, 18), ValueError, r"obs has shape \(5, 18\); expected \(…, 3, 18\)"),
+        (True, torch.zeros(2, 1, 18), ValueError, r"obs has shape \(2, 1, 18\); expected \(…, 3, 18\)"),
+        (False, torch.zeros(5, 17), ValueError, r"obs has shape \(5, 17\); expected \(…, 18\)"),
+        (False, torch.zeros(5, 18).double(), TypeError, "obs has dtype torch.float64; expected torch.float32 or"),
+        (
+            False,
+            np.zeros((5, 18), np.float32),
+            TypeError,
+            r"obs is a ndarray; expected .*: torch.as_tensor\(obs, device=",
+        ),
+        (False, torch.zeros(5, 18, device="meta"), ValueError, "obs is on meta; expected a torch tensor on cpu"),
+    ],
+)
+def test_observations_that_do_not_fit_are_refused_with_what_does(agent_ids, obs, error, message):
+    game, size = gpu_vecenv.configure("simple_spread"), 18 + 3 * agent_ids
+    network = ActorCritic((size,), 5, (8,))
+    policy = Policy(game, ["agent"], network, agent_ids=agent_ids)
+    with pytest.raises(error, match=message):
+        policy.act(obs)
+    assert policy.act(torch.zeros(2, 3, 18)).shape == (2, 3)

@@ -454,7 +454,9 @@ def test_gradients_are_scaled_down_to_their_largest_norm(share, device):
 
     def gradient(learner):
         """Adam's first mean is a tenth of it."""
-        return 10 * torch.cat([x.flatten() for name, x in learner.optimizer_state().items() if name.endswith("exp_avg")])
+        return 10 * torch.cat(
+            [x.flatten() for name, x in learner.optimizer_state().items() if name.endswith("exp_avg")]
+        )
 
     # The norm plus 1e-6 divides, as in torch's own function.
     torch.testing.assert_close(gradient(clipped), min(share, 1) * gradient(free), rtol=1e-5, atol=1e-8)

@@ -18,7 +18,7 @@ from support.bitwise import equal_bits
 
 import gpu_vecenv
 from gpu_vecenv.errors import ConfigError, NonFiniteError
-from gpu_vecenv.train.checkpoint import load_checkpoint
+from gpu_vecenv.train.checkpoint import load_checkpoint, save_checkpoint
 from gpu_vecenv.train.plots import METRICS_FILE
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.run import RunConfig, run
@@ -388,6 +388,15 @@ def test_a_new_run_has_a_checkpoint_before_its_first_iteration(command, trained,
     copy = interrupted(alone, 0)
     assert command("train", "--resume", copy)[0] == 0
     assert differences(alone, copy) == []
+
+
+@pytest.mark.parametrize("progress", [{"selection": {"worst": 1}}, {"selection": [1]}, {"seconds": "long"}, [1]])
+def test_progress_that_is_damaged_is_named(progress, command, trained):
+    copy = interrupted(trained("alone", 4), 2)
+    tensors, manifest = load_checkpoint(file_of(copy, 2))
+    save_checkpoint(file_of(copy, 2), tensors, {**manifest, "progress": progress})
+    code, _, errors = command("train", "--resume", copy)
+    assert code != 0 and "'progress' of its newest checkpoint is" in errors[-1] and "best_iteration" in errors[-1]
 
 
 @pytest.mark.parametrize("keep", [1, 2])

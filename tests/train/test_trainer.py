@@ -1018,6 +1018,29 @@ def test_shared_fields_that_were_changed_come_back_and_are_played(device, tmp_pa
     assert metrics[0] == metrics[1] and equal_bits(one.state()[0], other.state()[0])
 
 
+@pytest.mark.parametrize("levels", [False, True])
+def test_an_environment_that_the_trainer_makes_has_shared_fields_as_they_are(levels, device):
+    """It makes one where the environment given is of another mode, or has initial states that it replays."""
+    starts = {"position": torch.zeros(2, 3, 2)} if levels else None
+    env = gpu_vecenv.make("simple_spread", 6, device, curriculum=True, initial_states=starts)
+    env.state["curriculum_stage"].fill_(1)
+    trainer = Trainer(
+        env, SMALL, seed=3, curriculum=gpu_vecenv.Curriculum(levels=gpu_vecenv.LevelReplay()) if levels else None
+    )
+    assert trainer.env is not env and int(trainer.env.state["curriculum_stage"]) == 1
+
+
+def test_policies_whose_weights_a_caller_has_frozen_train_on_unchanged(device):
+    for network in ("mlp", "gru"):
+        trainer = Trainer(leaving(device), changed(network=network, num_minibatches=3), seed=8, graphs=False)
+        for policy in trainer.policies.values():
+            policy.requires_grad_(False)
+        before = {name: weights(trainer, name) for name in trainer.policies}
+        metrics = trainer.train_iteration()
+        assert all(equal_bits(weights(trainer, name), x) for name, x in before.items())
+        assert metrics["entropy_tagger"] > 0 and metrics["grad_norm_tagger"] == 0
+
+
 def test_an_iteration_that_was_broken_off_does_not_spoil_the_next(device, monkeypatch):
     # Its rollouts take several launches a step: one launch is not broken off.
     env = gpu_vecenv.make("pendulum", 6, device, autoreset_mode="next_step", validate="sync")

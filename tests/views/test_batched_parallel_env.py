@@ -397,6 +397,30 @@ def test_before_reset_and_after_close_nothing_works():
             method(*arguments)
 
 
+def test_the_state_is_that_of_a_loaded_state(device):
+    env = batched_parallel_env("cartpole", 3, device)
+    env.reset(seed=1)
+    saved, state = env.vec_env.state_dict(), env.state().clone()
+    for _ in range(3):
+        env.step(env.sample_actions())
+    assert not equal_bits(env.state(), state)
+    env.vec_env.load_state_dict(saved)
+    assert equal_bits(env.state(), state)
+
+
+@pytest.mark.filterwarnings("error")
+def test_actions_may_be_read_only_arrays(device):
+    env, twin = (batched_parallel_env("tag_gridworld", 3, device) for _ in range(2))
+    actions = {agent: np.array([1, 2, 3]) for agent in env.possible_agents}
+    for each in actions.values():
+        each.flags.writeable = False
+    for one in (env, twin):
+        one.reset(seed=1)
+    assert equal_bits(
+        env.step(actions)[0]["runner_0"], twin.step({k: x.copy() for k, x in actions.items()})[0]["runner_0"]
+    )
+
+
 @pytest.mark.parametrize("group_by", GROUPS)
 def test_spaces_are_those_of_one_agent_of_the_role(group_by):
     env = batched_parallel_env(Scouts, 4, "cpu", group_by=group_by)

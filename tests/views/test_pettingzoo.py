@@ -368,6 +368,25 @@ def test_the_state_is_all_observations_one_after_the_other(game, config, output,
     assert equal_bits(high, np.concatenate([env.observation_space(a).high.ravel() for a in env.possible_agents]))
 
 
+@pytest.mark.parametrize("output", OUTPUTS)
+def test_agents_masks_and_state_are_those_of_a_loaded_state(output, device):
+    env = parallel_env("connect_four", device, output=output)
+    _, infos = env.reset(seed=3)
+    begun = env.vec_env.state_dict()
+    for _ in range(6):  # the first column is full
+        env.step(dict.fromkeys(env.agents, 0))
+    full, state = env.vec_env.state_dict(), as_numpy(env.state()).copy()
+    while env.agents:
+        *_, infos = env.step(samples(env, infos))
+    env.vec_env.load_state_dict(begun)
+    assert env.agents == env.possible_agents
+    env.vec_env.load_state_dict(full)
+    assert equal_bits(env.state(), state)
+    with pytest.raises(InvalidActionError):
+        env.step(dict.fromkeys(env.agents, 0))
+    assert env.step(dict.fromkeys(env.agents, 1))[0]
+
+
 def env_row(env: ParallelEnv, agent: str):
     """What the engine says now of an agent that has ended."""
     role = agent.rpartition("_")[0]
