@@ -7,7 +7,7 @@ and schedules: ``ppo_learner.py``, ``pqn_learner.py``.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -120,10 +120,45 @@ class Learner(ABC, Generic[ConfigT]):
     ) -> None:
         self.policy, self.config, self.rollout, self.world = policy, config, rollout, world
         self.kernels, self.num_iterations = kernels, num_iterations
-        device, agents = rollout.rewards.device, policy.view.agents
-        self.envs = envs = envs or all_envs(rollout.env.num_envs)
-        self.indices = first_samples(policy, rollout, 1, 1, envs).flatten().contiguous()
-        firsts = first_samples(policy, rollout, 1, self.together, envs)
+        device = rollout.rewards.device
+        self.envs = envs or all_envs(rollout.env.num_envs)
+        self.epoch, self.minibatch_index, self.iteration = torch.zeros((3, 1), dtype=torch.int64, device=device)
+        self.progress, self._stopped = torch.zeros((2, 1), dtype=torch.float64, device=device)
+        # The value of `iteration` that the host expects on the device; None: it must be written.
+        self._clock: int | None = 0
+        self.schedules = torch.tensor(list(config.schedule_ends().values()), dtype=torch.float64).to(device)
+        self.learning_rate = torch.zeros((), device=device)
+        self.learning_rate.fill_(config.learning_rate)
+        self.skip_update = torch.ones((), device=device)  # the kernel clip_grad_norm, or that of Adam, sets it
+        self.parameters = [p for p in policy.parameters() if p.requires_grad]
+        self._make_order(seed, states)
+        self._make_loss_of_chunks()
+        self._make_gradient(storage)
+        self._make_optimizer()
+        self._make_step()
+        self.explained_variance = torch.zeros((), device=device)
+        self._explain_variance = explained_variance_launch(
+            rollout.env.functions,
+            self.indices,
+            rollout.returns,
+            rollout.advantages,
+            rollout.learned,
+            out=self.explained_variance,
+        )
+        self._begin = self.make_begin()
+        self._add_metrics: Launch | None = None
+        self._make_normalizer_updates()
+        stages = self.normalize_values, self.shuffle, self.backward, self.optimizer_step, self.all_minibatches
+        self.stages = {
+            stage.__name__: GraphedCallable(stage, f"{stage.__name__} of {policy.view.name}", graph_pool)
+            for stage in stages
+        }
+
+    def _make_order(self, seed: int, states: RecurrentStates | None) -> None:
+        """The indices of the samples, and what permutes them in each epoch."""
+        policy, config, rollout = self.policy, self.config, self.rollout
+        self.indices = first_samples(policy, rollout, 1, 1, self.envs).flatten().contiguous()
+        firsts = first_samples(policy, rollout, 1, self.together, self.envs)
         if firsts.numel() % config.num_minibatches:
             raise ConfigError(
                 f"num_minibatches is {config.num_minibatches}; expected a divisor of num_steps x num_envs x "
@@ -132,26 +167,21 @@ class Learner(ABC, Generic[ConfigT]):
             )
         self.sequences = None
         if states is not None:
-            self.sequences = Sequences(policy, rollout, states, config.num_minibatches, self.together, envs)
+            self.sequences = Sequences(policy, rollout, states, config.num_minibatches, self.together, self.envs)
         self.order = self.indices.clone()
-        self.epoch, self.minibatch_index, self.iteration = torch.zeros((3, 1), dtype=torch.int64, device=device)
-        self.progress, self._stopped = torch.zeros((2, 1), dtype=torch.float64, device=device)
-        # The value of `iteration` that the host expects on the device; None: it must be written.
-        self._clock: int | None = 0
-        self.moments = torch.zeros((config.num_minibatches, 4), dtype=torch.float64, device=device)
-        functions = rollout.env.functions
-        seed_word = torch.tensor([seed - (seed >> 63 << 64)], device=device)  # uint64 reinterpreted as int64
+        self.moments = torch.zeros((config.num_minibatches, 4), dtype=torch.float64, device=self.order.device)
+        # uint64 reinterpreted as int64
+        seed_word = torch.tensor([seed - (seed >> 63 << 64)], device=self.order.device)
         written: dict[str, torch.Tensor] = {"out": self.order, "moments": self.moments}
         self._shuffle: Callable[[], None]
         if self.sequences is not None:
             self._shuffle = self.sequences.shuffle(seed_word, self.epoch, **written)
         elif self.together > 1:
-            first_of_teams = firsts.flatten().contiguous()
-            teams = first_of_teams, 1, agents_together(policy, self.together)
+            teams = firsts.flatten().contiguous(), 1, agents_together(policy, self.together)
             self._shuffle = block_shuffle(rollout, *teams, seed_word, self.epoch, out=self.order, moments=self.moments)
         else:
             self._shuffle = shuffle_launch(
-                functions,
+                rollout.env.functions,
                 self.indices,
                 seed_word,
                 self.epoch,
@@ -161,50 +191,59 @@ class Learner(ABC, Generic[ConfigT]):
                 permutes=config.num_minibatches > 1,
                 **written,
             )
-        self.schedules = torch.tensor(list(config.schedule_ends().values()), dtype=torch.float64).to(device)
-        self.learning_rate = torch.zeros((), device=device)
-        self.learning_rate.fill_(config.learning_rate)
-        self.parameters = [p for p in policy.parameters() if p.requires_grad]
+
+    def _make_loss_of_chunks(self) -> None:
+        """The loss of so many samples as are computed at once, and what gathers their observations."""
+        policy, config, rollout = self.policy, self.config, self.rollout
         self.obs = rollout.flat_obs(policy.view)
         # One minibatch that holds every sample needs neither a permutation nor a copy of the observations.
         self.in_order = config.num_minibatches == 1 and len(self.indices) == len(self.obs)
-        minibatch = len(self.indices) // config.num_minibatches
         length = 1 if self.sequences is None else self.sequences.length
         # Whole sequences, of whole teams.
-        blocks_of_chunk = max(1, min(minibatch, config.chunk_rows) // (length * self.together))
+        blocks_of_chunk = max(1, min(self._minibatch_rows, config.chunk_rows) // (length * self.together))
         self._chunk_sequences = blocks_of_chunk * self.together
         self._chunk = chunk = self._chunk_sequences * length
-        self._rows, self._context = RowGather(functions, self.obs, chunk), RolloutContext(policy, rollout, chunk)
+        self._rows = RowGather(rollout.env.functions, self.obs, chunk)
+        self._context = RolloutContext(policy, rollout, chunk)
         if _with_layer_kernels(policy):
-            kernel_on(device)  # compiled here: compilation is not possible during graph capture
-        self.skip_update = torch.ones((), device=device)  # the kernel clip_grad_norm, or that of Adam, sets it
+            kernel_on(self.obs.device)  # compiled here: compilation is not possible during graph capture
         self.kernel = self.make_loss(chunk)
-        # One flat tensor of all gradients and then the metrics: one all-reduce, one norm.
-        sizes = [p.numel() for p in self.parameters]
-        flat = torch.zeros(self.num_gradients_and_metrics(policy), device=device) if storage is None else storage
+
+    def _make_gradient(self, storage: torch.Tensor | None) -> None:
+        """One flat tensor of all gradients and then the metrics, for one all-reduce and one norm; sums of metrics."""
+        sizes, device = [p.numel() for p in self.parameters], self.learning_rate.device
+        flat = torch.zeros(self.num_gradients_and_metrics(self.policy), device=device) if storage is None else storage
         self.flat_grad_and_metrics, self.flat_grad, self.metrics = flat, flat[: sum(sizes)], flat[sum(sizes) :]
         self.grads = [g.view_as(p) for p, g in zip(self.parameters, self.flat_grad.split(sizes), strict=True)]
         self._set_grads()
-        # Of each parameter: callers may freeze some later.
+        # Of each parameter, and of its columns: callers may freeze some later.
         self._trainable, self.trainable = [True] * len(sizes), torch.ones(len(sizes), dtype=torch.bool, device=device)
-        self.optimizer = make_optimizer(self.parameters, config, self.learning_rate)
-        if config.optimizer == "adam":  # torch.amp.GradScaler's attribute: where it is 1, Adam changes nothing
-            self.optimizer.found_inf = self.skip_update  # type: ignore[attr-defined]
-        elif isinstance(self.optimizer, RAdam):
-            skips = {"skip_update": self.skip_update, "trainable": self.trainable}
-            self.optimizer.use_kernels(functions, self.flat_grad, **skips)
-        else:
-            SkippedSteps(self.optimizer, self.parameters, self.skip_update, self.trainable)
+        self._is_trainable = torch.ones_like(flat, dtype=torch.bool)
         self.metric_sums = torch.zeros(len(self.loss_metrics) + 1, device=device)  # the last one counts skipped updates
         self._norms: dict[str, Any] = {"norm": torch.zeros((), device=device)}
         self._parts_of_norms = {"norm": self.flat_grad}
-        critic_limit = self.critic_max_grad_norm
-        if critic_limit is not None:
-            first = sum(p.numel() for p in policy.network.parameters() if p.requires_grad)
+        if self.critic_max_grad_norm is not None:
+            first = sum(p.numel() for p in self.policy.network.parameters() if p.requires_grad)
             self._norms["critic_norm"] = torch.zeros((), device=device)
             self._parts_of_norms = {"norm": self.flat_grad[:first], "critic_norm": self.flat_grad[first:]}
-        step_settings: dict[str, Any] = {
-            "max_grad_norm": config.max_grad_norm,
+
+    def _make_optimizer(self) -> None:
+        """The optimizer, which takes no step where ``skip_update`` is 1."""
+        self.optimizer = make_optimizer(self.parameters, self.config, self.learning_rate)
+        if self.config.optimizer == "adam":  # torch.amp.GradScaler's attribute: where it is 1, Adam changes nothing
+            self.optimizer.found_inf = self.skip_update  # type: ignore[attr-defined]
+        elif isinstance(self.optimizer, RAdam):
+            skips = {"skip_update": self.skip_update, "trainable": self.trainable}
+            self.optimizer.use_kernels(self.rollout.env.functions, self.flat_grad, **skips)
+        else:
+            SkippedSteps(self.optimizer, self.parameters, self.skip_update, self.trainable)
+
+    def _make_step(self) -> None:
+        """What computes the gradient of a minibatch, clips it and, with Adam, takes the step."""
+        functions, critic_limit = self.rollout.env.functions, self.critic_max_grad_norm
+        flat, num_gradients = self.flat_grad_and_metrics, len(self.flat_grad)
+        settings: dict[str, Any] = {
+            "max_grad_norm": self.config.max_grad_norm,
             "learning_rate": self.learning_rate,
             "skip_update": self.skip_update,
             "metric_sums": self.metric_sums,
@@ -217,79 +256,79 @@ class Learner(ABC, Generic[ConfigT]):
             **self._norms,
             first_of_critic=len(self._parts_of_norms["norm"]),
             critic_max_grad_norm=critic_limit,
-            **step_settings,
+            **settings,
         )
-        self._is_trainable = torch.ones_like(flat, dtype=torch.bool)  # of its columns
-        count = few_squares(len(self.flat_grad)) if kernels is None else num_squares(len(flat))
-        self._squares = torch.zeros(count, dtype=torch.float64, device=device)
-        if kernels is not None:
-            self._gradients, parts = self.kernel_gradients(kernels, minibatch)
+        count = few_squares(num_gradients) if self.kernels is None else num_squares(len(flat))
+        self._squares = torch.zeros(count, dtype=torch.float64, device=flat.device)
+        if self.kernels is not None:
+            self._gradients, parts = self.kernel_gradients(self.kernels, self._minibatch_rows)
             self._sum_parts = sum_parts_launch(
                 functions,
                 parts,
                 trainable=self._is_trainable,
                 out=flat,
                 squares=self._squares,
-                num_squared=len(self.flat_grad),
+                num_squared=num_gradients,
                 skip_update=self.skip_update,
             )
         self._adam: Launch | None = None
-        if config.optimizer == "adam" and critic_limit is None:
+        if self.config.optimizer == "adam" and critic_limit is None:
             self._sum_squares = sum_squares_launch(
                 functions,
                 self.flat_grad,
-                trainable=self._is_trainable[: len(self.flat_grad)],
+                trainable=self._is_trainable[:num_gradients],
                 squares=self._squares,
                 skip_update=self.skip_update,
             )
-            of_adam: dict[str, Any] = {
-                "gradient": self.flat_grad,
-                "squares": self._squares,
-                "metrics": self.metrics,
-                "eps": config.adam_epsilon,
-                **step_settings,
-            }
-            if kernels is None:
-                table = address_table(self.optimizer, self.parameters)
-                self._adam = adam_launch_by_addresses(functions, table, sizes, **of_adam)
-            else:
-                moments = [self.optimizer.state[p] for p in self.parameters]
-                flat_state = {name: FlatTensors([own[name] for own in moments]).flat for name in ADAM_STATE}
-                self._adam = adam_launch(
-                    functions,
-                    parameters=kernels.parameters.flat,
-                    exp_avg=flat_state["exp_avg"],
-                    exp_avg_sq=flat_state["exp_avg_sq"],
-                    steps=flat_state["step"],
-                    **of_adam,
-                )
+            self._adam = self._adam_launch(settings)
         self._kept = KeptTensors(self._parameters_and_state())
-        self.explained_variance = torch.zeros((), device=device)
-        self._explain_variance = explained_variance_launch(
-            functions, self.indices, rollout.returns, rollout.advantages, rollout.learned, out=self.explained_variance
+
+    def _adam_launch(self, settings: Mapping[str, Any]) -> Launch:
+        """One kernel that clips the gradient and takes the step of Adam."""
+        functions = self.rollout.env.functions
+        arguments: dict[str, Any] = {
+            "gradient": self.flat_grad,
+            "squares": self._squares,
+            "metrics": self.metrics,
+            "eps": self.config.adam_epsilon,
+            **settings,
+        }
+        if self.kernels is None:
+            table = address_table(self.optimizer, self.parameters)
+            return adam_launch_by_addresses(functions, table, [p.numel() for p in self.parameters], **arguments)
+        moments = [self.optimizer.state[p] for p in self.parameters]
+        flat_state = {name: FlatTensors([own[name] for own in moments]).flat for name in ADAM_STATE}
+        return adam_launch(
+            functions,
+            parameters=self.kernels.parameters.flat,
+            exp_avg=flat_state["exp_avg"],
+            exp_avg_sq=flat_state["exp_avg_sq"],
+            steps=flat_state["step"],
+            **arguments,
         )
-        self._begin = self.make_begin()
-        self._add_metrics: Launch | None = None
+
+    def _make_normalizer_updates(self) -> None:
+        """What updates the statistics of observations, states and returns."""
+        policy, rollout = self.policy, self.rollout
+        shape = self.envs.of(rollout.rewards[0])[:, policy.view.agents].shape
         # Discounted, of each agent's episode so far.
-        self.reward_sums = torch.zeros(envs.of(rollout.rewards[0])[:, agents].shape, device=device)
+        self.reward_sums = torch.zeros(shape, device=rollout.rewards.device)
         self.normalizer_updates: list[NormalizerUpdate] = []
         if policy.obs_normalizer is not None:
             self.normalizer_updates.append(obs_update(policy.obs_normalizer, rollout, policy.view, self.indices))
         if policy.state_normalizer is not None:
-            of_states = policy.state_normalizer, rollout, policy.view, self.indices, envs
+            of_states = policy.state_normalizer, rollout, policy.view, self.indices, self.envs
             self.normalizer_updates.append(state_update(*of_states))
         self._value_norm: ValueNormUpdate | None = None
         if isinstance(policy.return_normalizer, ValueNorm):
-            self._value_norm = ValueNormUpdate(policy, rollout, self.indices, self.num_updates, envs)
+            self._value_norm = ValueNormUpdate(policy, rollout, self.indices, self.num_updates, self.envs)
         elif policy.return_normalizer is not None:
-            self.normalizer_updates.append(
-                reward_update(policy.return_normalizer, rollout, self.indices, self.reward_sums, config.gamma)
-            )
-        stages = self.normalize_values, self.shuffle, self.backward, self.optimizer_step, self.all_minibatches
-        self.stages = {
-            stage.__name__: GraphedCallable(stage, f"{stage.__name__} of {policy.view.name}", graph_pool)
-            for stage in stages
-        }
+            of_rewards = policy.return_normalizer, rollout, self.indices, self.reward_sums, self.config.gamma
+            self.normalizer_updates.append(reward_update(*of_rewards))
+
+    @property
+    def _minibatch_rows(self) -> int:
+        return len(self.indices) // self.config.num_minibatches
 
     @abstractmethod
     def make_loss(self, chunk: int) -> Loss:

@@ -122,21 +122,7 @@ class Trainer:
         graphs: bool = True,
         on_iteration: Callable[[dict[str, float]], bool | None] | None = None,
     ) -> None:
-        if not isinstance(env, VecEnv):
-            raise TypeError(f"env is a {type(env).__name__}; expected a VecEnv; a view has it as view.vec_env")
-        check_flag("graphs", graphs)
-        if on_iteration is not None and not callable(on_iteration):
-            raise TypeError(f"on_iteration is a {type(on_iteration).__name__}; expected a function or None")
-        arguments: list[tuple[str, object, tuple[type, ...]]] = [
-            ("config", config, CONFIGS),
-            ("policies", policies, (Mapping,)),
-            ("opponents", opponents, (OpponentsConfig,)),
-            ("curriculum", curriculum, (Curriculum,)),
-        ]
-        for name, given, kinds in arguments:
-            if given is not None and not isinstance(given, kinds):
-                expected = " or ".join(f"a {kind.__name__}" for kind in kinds)
-                raise TypeError(f"{name} is a {type(given).__name__}; expected {expected} or None")
+        _check_arguments(env, config, policies, opponents, curriculum, graphs, on_iteration)
         self.config: LearnerConfig = config or PPOConfig()
         self.seed, self.on_iteration = validate_seed(seed), on_iteration
         self.world, self.iteration = World.current(), 0
@@ -145,155 +131,35 @@ class Trainer:
         self._in_iteration = False  # stays True after an iteration that an error or an interrupt ended
         self._progress = 0.0  # the fraction of the run that was done before the iteration
         self._unread, self._start = 0, 0.0  # iterations whose metrics were not read, and when the first of them began
-        if self.world.size > 1 and env.first_env_index != self.world.rank * env.num_envs:
-            raise ConfigError(
-                f"env.first_env_index is {env.first_env_index} in process {self.world.rank} of "
-                f"{self.world.size}; expected "
-                f"rank x num_envs = {self.world.rank * env.num_envs}: environments with one index are identical"
-            )
+        self._check_processes(env, opponents, curriculum)
         specs = resolve_specs(env.game, self.config, policies, sharing)
         check_populations(specs, self.config, has_opponents=opponents is not None, num_processes=self.world.size)
         self.members = members_of(specs, env.num_envs)
         self.populations = populations_of(specs)
         ranges = None if opponents is None else self._ranges(opponents, env, specs)
         self._bytes_per_env = check_capacity(env, self.config, specs, masks_samples=ranges is not None)
-        fits = env.autoreset_mode == "next_step" and not env.agents_as_envs
-        replay = None if curriculum is None else curriculum.levels
-        if replay is not None:
-            if self.world.size > 1:
-                raise ConfigError(f"curriculum: levels with {self.world.size} processes; expected one process")
-            self.env = with_table(env)
-        else:
-            self.env = env if fits else env.like(autoreset_mode="next_step", agents_as_envs=False)
+        self.env = _next_step_env(env, curriculum)
         self._stream = capture_stream(self.env.functions.backend, threading.get_ident())
+        graph_pool = GraphPool() if graphs and env.device.type == "cuda" else None
         with self.training():
             specs = {name: specs[member.policy] for name, member in self.members.items()}
             self.configs = {name: spec.config or self.config for name, spec in specs.items()}
-            central = keeps_states(specs, self.config)
-            self.rollout = Rollout(
-                self.env, self.config.num_steps, reward, keeps_states=central, masks_samples=ranges is not None
-            )
-            self.policies: dict[str, Policy] = {}
-            with torch.random.fork_rng(devices=[]):
-                torch.default_generator.manual_seed(self.seed)  # only the CPU's: weights are initialised there
-                for name, spec in specs.items():
-                    config = self.configs[name]
-                    own = self.members[name].policy
-                    self.policies[name] = policy_of_spec(own, spec, config, self.env.game, self.rollout.obs[0])
-            for policy in self.policies.values():  # users' networks may differ between processes
-                for tensor in policy.state_dict().values():
-                    self.world.broadcast(tensor)
-            choices = {
-                name: choose_kernels(policy, self.rollout, self.config.precision, self.configs[name].chunk_rows)
-                for name, policy in self.policies.items()
-            }
-            self.kernels = kernels = {name: choice.kernels for name, choice in choices.items()}  # None: torch
-            actors = {
-                name: found
-                for name, policy in self.policies.items()
-                if kernels[name] is None and (found := acting_kernels(policy, self.rollout, self.config.precision))
-            }
-            # Why not one kernel computes a policy, and why torch does; None: kernels do.
-            self.unfused_reasons = {name: choice.unfused_reason for name, choice in choices.items()}
-            self.torch_reasons = {name: choice.torch_reason for name, choice in choices.items()}
-            # Of the recurrent ones.
-            self.states = {
-                name: RecurrentStates(
-                    policy,
-                    self.rollout,
-                    self.configs[name].sequence_length if spec.train else None,
-                    self.config.precision,
-                    self.members[name].envs,
-                )
-                for (name, policy), spec in zip(self.policies.items(), specs.values(), strict=True)
-                if policy.recurrent_state_size
-            }
-            graph_pool = GraphPool() if graphs and env.device.type == "cuda" else None
-            # Why the collectives of several processes are between CUDA graphs; None: they are in them.
-            self.collectives_reason = None if graph_pool is None else why_not_captured(self.world)
-            settings: dict[str, Any] = {"seed": self.seed, "world": self.world, "graph_pool": graph_pool}
-            settings["num_iterations"] = self.num_iterations
-            learners = {name: algorithm_of(self.configs[name]).learner for name, spec in specs.items() if spec.train}
-            sizes = {name: kind.num_gradients_and_metrics(self.policies[name]) for name, kind in learners.items()}
-            num_updates = {name: self.configs[name].num_updates for name in learners}
-            bucket = GradientBucket(sizes, num_updates, self.world, env.device)
-            self.learners = {
-                name: kind(
-                    self.policies[name],
-                    self.configs[name],
-                    self.rollout,
-                    kernels=kernels[name],
-                    states=self.states.get(name),
-                    envs=self.members[name].envs,
-                    storage=bucket.parts[name],
-                    **settings,
-                )
-                for name, kind in learners.items()
-            }
-            self._updates = Updates(self.learners, bucket, self.world)
-            self.sampler = Sampler(self.env, squash=self.config.squash)
-            rows = (env.num_envs, env.num_agents)
-            self._parameters = torch.zeros((*rows, self.sampler.num_parameters), device=env.device)
-            self._forward_passes = [
-                Forward(
-                    policy,
-                    self.rollout,
-                    self._parameters,
-                    kernels[name],
-                    self.states.get(name),
-                    self.members[name].envs,
-                    steps_at_once=self.configs[name].steps_at_once(env.num_envs * env.num_agents),
-                )
-                for name, policy in self.policies.items()
-            ]
+            keeps = {"keeps_states": keeps_states(specs, self.config), "masks_samples": ranges is not None}
+            self.rollout = Rollout(self.env, self.config.num_steps, reward, **keeps)
+            self.policies = self._make_policies(specs)
+            self._choose_kernels(specs)
+            self._make_learners(specs, graph_pool)
+            self._make_forward_passes()
             self.opponents: Opponents | None = None
             if opponents is not None and ranges is not None:
-                acting = self.policies, self._parameters, self.seed, self.config.squash, kernels, self.config.precision
-                self.opponents = Opponents(opponents, ranges, self.rollout, *acting)
-            # Why a rollout takes several launches a step; None: it is one launch.
-            self._fused_rollout, self.rollout_reason = fused_rollout(
-                self.rollout,
-                self.sampler,
-                self.unfused_reasons,
-                kernels,
-                actors=actors,
-                opponents=self.opponents,
-                has_populations=bool(self.populations),
-            )
-            gamma, gae_lambda = torch.zeros((2, env.num_agents), device=env.device)
-            for learner in self.learners.values():
-                gamma[learner.policy.view.agents] = learner.config.gamma
-                gae_lambda[learner.policy.view.agents] = learner.config.trace_decay
-            data = self.rollout
-            numbers, out = (data.rewards, data.values[:-1], data.values[1:]), (data.advantages, data.returns)
-            flags = data.terminations, data.truncations, data.active[:-1]
-            self._compute_advantages = advantage_launch(
-                self.env, *numbers, *flags, gamma, gae_lambda, data.acting, out=out
-            )
-            discounts = {"gamma": gamma, "gae_lambda": gae_lambda}
-            self._schedules = None
-            if curriculum is not None:
-                self._schedules = Schedules(curriculum, self.env, self.learners, discounts)
-                self._schedules.apply(0.0)
-            self.levels: Levels | None = None
-            if replay is not None:
-                num_levels = len(env.data[f"initial_{env.build.initial_fields[0]}"])
-                self.levels = Levels(replay, self.rollout, num_levels, self.seed)
-            self.env.reset(seed=self.seed, out=self.rollout.last)
-            shortened = stagger(self.env) if self.config.staggered_starts else None
-            self.rollout.refresh_last_step()
-            self._check_networks(self.rollout.obs[-1:])
-            self.episode_log = EpisodeLog(self.env)
-            if shortened is not None:
-                self.episode_log.skip_current(shortened)
-                if self.opponents is not None:
-                    self.opponents.skip_current(shortened)
+                acting = (self.policies, self._parameters, self.seed, self.config.squash, self.kernels)
+                self.opponents = Opponents(opponents, ranges, self.rollout, *acting, self.config.precision)
+            self._make_fused_rollout()
+            discounts = self._make_advantages()
+            self._make_curriculum(curriculum, discounts)
+            self._begin_first_episodes()
             self.metrics_reader = MetricsReader(
-                self.rollout,
-                self.learners,
-                self.episode_log,
-                self.world,
-                self.opponents,
+                self.rollout, self.learners, self.episode_log, self.world, self.opponents
             )
             moments = [x for learner in self.learners.values() for x in learner.moments_of_samples]
             # Also what stops all updates, so that all processes skip the same ones.
@@ -304,6 +170,155 @@ class Trainer:
         self._graphed_end = GraphedCallable(self._end_updates, "the metrics", graph_pool)
         whole, stages = self.iteration_on_device, self._iteration_in_stages
         self._graphed_iteration = GraphedCallable(whole, "the iteration", graph_pool, stages, self.world)
+
+    def _check_processes(self, env: VecEnv, opponents: OpponentsConfig | None, curriculum: Curriculum | None) -> None:
+        """Raise ConfigError if processes have the same environments, or an option that works in one process alone."""
+        size, rank = self.world.size, self.world.rank
+        if size == 1:
+            return
+        if env.first_env_index != rank * env.num_envs:
+            raise ConfigError(
+                f"env.first_env_index is {env.first_env_index} in process {rank} of {size}; expected "
+                f"rank x num_envs = {rank * env.num_envs}: environments with one index are identical"
+            )
+        if opponents is not None:
+            raise ConfigError(f"opponents are given with {size} processes; expected one process")
+        if curriculum is not None and curriculum.levels is not None:
+            raise ConfigError(f"curriculum: levels with {size} processes; expected one process")
+
+    def _make_policies(self, specs: Mapping[str, PolicySpec]) -> dict[str, Policy]:
+        """The policy of each member, with the same weights in all processes."""
+        policies: dict[str, Policy] = {}
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(self.seed)  # only the CPU's: weights are initialised there
+            for name, spec in specs.items():
+                own, config = self.members[name].policy, self.configs[name]
+                policies[name] = policy_of_spec(own, spec, config, self.env.game, self.rollout.obs[0])
+        for policy in policies.values():  # users' networks may differ between processes
+            for tensor in policy.state_dict().values():
+                self.world.broadcast(tensor)
+        return policies
+
+    def _choose_kernels(self, specs: Mapping[str, PolicySpec]) -> None:
+        """What computes each policy, and the states of the recurrent ones."""
+        precision = self.config.precision
+        choices = {
+            name: choose_kernels(policy, self.rollout, precision, self.configs[name].chunk_rows)
+            for name, policy in self.policies.items()
+        }
+        self.kernels = {name: choice.kernels for name, choice in choices.items()}  # None: torch
+        # Why not one kernel computes a policy, and why torch does; None: kernels do.
+        self.unfused_reasons = {name: choice.unfused_reason for name, choice in choices.items()}
+        self.torch_reasons = {name: choice.torch_reason for name, choice in choices.items()}
+        self.states = {
+            name: RecurrentStates(
+                policy,
+                self.rollout,
+                self.configs[name].sequence_length if specs[name].train else None,
+                precision,
+                self.members[name].envs,
+            )
+            for name, policy in self.policies.items()
+            if policy.recurrent_state_size
+        }
+
+    def _make_learners(self, specs: Mapping[str, PolicySpec], graph_pool: GraphPool | None) -> None:
+        """The learners of the policies that are trained, whose gradients are parts of one tensor, and their updates."""
+        # Why the collectives of several processes are between CUDA graphs; None: they are in them.
+        self.collectives_reason = None if graph_pool is None else why_not_captured(self.world)
+        kinds = {name: algorithm_of(self.configs[name]).learner for name, spec in specs.items() if spec.train}
+        sizes = {name: kind.num_gradients_and_metrics(self.policies[name]) for name, kind in kinds.items()}
+        num_updates = {name: self.configs[name].num_updates for name in kinds}
+        bucket = GradientBucket(sizes, num_updates, self.world, self.env.device)
+        self.learners = {
+            name: kind(
+                self.policies[name],
+                self.configs[name],
+                self.rollout,
+                kernels=self.kernels[name],
+                states=self.states.get(name),
+                envs=self.members[name].envs,
+                storage=bucket.parts[name],
+                seed=self.seed,
+                world=self.world,
+                graph_pool=graph_pool,
+                num_iterations=self.num_iterations,
+            )
+            for name, kind in kinds.items()
+        }
+        self._updates = Updates(self.learners, bucket, self.world)
+
+    def _make_forward_passes(self) -> None:
+        """The sampler, the parameters of the distributions of a step, and what writes those of each policy."""
+        env = self.env
+        self.sampler = Sampler(env, squash=self.config.squash)
+        shape = (env.num_envs, env.num_agents, self.sampler.num_parameters)
+        self._parameters = torch.zeros(shape, device=env.device)
+        self._forward_passes = [
+            Forward(
+                policy,
+                self.rollout,
+                self._parameters,
+                self.kernels[name],
+                self.states.get(name),
+                self.members[name].envs,
+                steps_at_once=self.configs[name].steps_at_once(env.num_envs * env.num_agents),
+            )
+            for name, policy in self.policies.items()
+        ]
+
+    def _make_fused_rollout(self) -> None:
+        """One launch for a rollout, or the reason why it takes several a step."""
+        actors = {
+            name: found
+            for name, policy in self.policies.items()
+            if self.kernels[name] is None and (found := acting_kernels(policy, self.rollout, self.config.precision))
+        }
+        self._fused_rollout, self.rollout_reason = fused_rollout(
+            self.rollout,
+            self.sampler,
+            self.unfused_reasons,
+            self.kernels,
+            actors=actors,
+            opponents=self.opponents,
+            has_populations=bool(self.populations),
+        )
+
+    def _make_advantages(self) -> dict[str, torch.Tensor]:
+        """The launch that computes advantages and returns; the tensors of its discounts, which a curriculum changes."""
+        gamma, gae_lambda = torch.zeros((2, self.env.num_agents), device=self.env.device)
+        for learner in self.learners.values():
+            gamma[learner.policy.view.agents] = learner.config.gamma
+            gae_lambda[learner.policy.view.agents] = learner.config.trace_decay
+        data = self.rollout
+        numbers, out = (data.rewards, data.values[:-1], data.values[1:]), (data.advantages, data.returns)
+        flags = data.terminations, data.truncations, data.active[:-1]
+        self._compute_advantages = advantage_launch(self.env, *numbers, *flags, gamma, gae_lambda, data.acting, out=out)
+        return {"gamma": gamma, "gae_lambda": gae_lambda}
+
+    def _make_curriculum(self, curriculum: Curriculum | None, discounts: Mapping[str, torch.Tensor]) -> None:
+        """What changes in the course of the training, set to its first values."""
+        self._schedules: Schedules | None = None
+        self.levels: Levels | None = None
+        if curriculum is None:
+            return
+        self._schedules = Schedules(curriculum, self.env, self.learners, discounts)
+        self._schedules.apply(0.0)
+        if curriculum.levels is not None:
+            num_levels = len(self.env.data[f"initial_{self.env.build.initial_fields[0]}"])
+            self.levels = Levels(curriculum.levels, self.rollout, num_levels, self.seed)
+
+    def _begin_first_episodes(self) -> None:
+        """Reset all environments, staggered if so configured."""
+        self.env.reset(seed=self.seed, out=self.rollout.last)
+        shortened = stagger(self.env) if self.config.staggered_starts else None
+        self.rollout.refresh_last_step()
+        self._check_networks(self.rollout.obs[-1:])
+        self.episode_log = EpisodeLog(self.env)
+        if shortened is not None:
+            self.episode_log.skip_current(shortened)
+            if self.opponents is not None:
+                self.opponents.skip_current(shortened)
 
     if not TYPE_CHECKING:  # type checkers report unknown attributes of classes without this method
 
@@ -583,8 +598,6 @@ class Trainer:
 
     def _ranges(self, opponents: OpponentsConfig, env: VecEnv, specs: Mapping[str, PolicySpec]) -> Ranges:
         """The environments with opponents; ConfigError unless there can be such."""
-        if self.world.size > 1:
-            raise ConfigError(f"opponents are given with {self.world.size} processes; expected one process")
         trained = {name: agents_of(env.game, name.split("+")) for name, spec in specs.items() if spec.train}
         whole = [name for name in trained if (specs[name].config or self.config).learns_as_team]
         return Ranges(opponents, env.game, env.num_envs, trained, whole)
@@ -797,3 +810,38 @@ class Trainer:
         ):
             vars(self).pop(name, None)
         gc.collect()  # learners and their GraphedCallables are reference cycles
+
+
+def _check_arguments(
+    env: object,
+    config: object,
+    policies: object,
+    opponents: object,
+    curriculum: object,
+    graphs: object,
+    on_iteration: object,
+) -> None:
+    """Raise TypeError unless the arguments of a Trainer are of their kinds."""
+    if not isinstance(env, VecEnv):
+        raise TypeError(f"env is a {type(env).__name__}; expected a VecEnv; a view has it as view.vec_env")
+    check_flag("graphs", graphs)
+    if on_iteration is not None and not callable(on_iteration):
+        raise TypeError(f"on_iteration is a {type(on_iteration).__name__}; expected a function or None")
+    arguments: list[tuple[str, object, tuple[type, ...]]] = [
+        ("config", config, CONFIGS),
+        ("policies", policies, (Mapping,)),
+        ("opponents", opponents, (OpponentsConfig,)),
+        ("curriculum", curriculum, (Curriculum,)),
+    ]
+    for name, given, kinds in arguments:
+        if given is not None and not isinstance(given, kinds):
+            expected = " or ".join(f"a {kind.__name__}" for kind in kinds)
+            raise TypeError(f"{name} is a {type(given).__name__}; expected {expected} or None")
+
+
+def _next_step_env(env: VecEnv, curriculum: Curriculum | None) -> VecEnv:
+    """The environment that a trainer steps: the one given, unless it is of another mode or levels are replayed."""
+    if curriculum is not None and curriculum.levels is not None:
+        return with_table(env)
+    fits = env.autoreset_mode == "next_step" and not env.agents_as_envs
+    return env if fits else env.like(autoreset_mode="next_step", agents_as_envs=False)

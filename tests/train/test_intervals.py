@@ -123,9 +123,9 @@ def test_nothing_is_learnt_after_a_loss_that_is_not_finite(device):
     with pytest.raises(NonFiniteError, match=r"^iterations 1 to 3: losses .*nan"):
         trainer.read_iteration()
     assert trainer.iteration == 0
-    steps = trainer.learners["tagger"].state()["0.step"].clone()
+    steps = trainer.learners["tagger"].optimizer_state()["0.step"].clone()
     assert trainer.train_iteration()["iteration"] == 1
-    assert trainer.learners["tagger"].state()["0.step"] == steps + 8
+    assert trainer.learners["tagger"].optimizer_state()["0.step"] == steps + 8
 
 
 def test_what_was_not_read_is_dropped_by_a_load(device, tmp_path):

@@ -154,7 +154,9 @@ def test_what_opponents_did_changes_no_weights_and_no_statistics(config, device)
             learner.update()
         one.end_iteration()
         states.append({**{n: weights(p) for n, p in one.policies.items()}})
-        states[-1] |= {f"{n} of Adam": {k: x.clone() for k, x in one.learners[n].state().items()} for n in one.learners}
+        states[-1] |= {
+            f"{n} of Adam": {k: x.clone() for k, x in one.learners[n].optimizer_state().items()} for n in one.learners
+        }
         for learner in one.learners.values():
             states[-1] |= {"variance": learner.explained_variance.clone()}
     learned_sums = [own.pop("variance") for own in states]

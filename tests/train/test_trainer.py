@@ -803,7 +803,7 @@ def test_a_checkpoint_with_numbers_that_are_not_finite_is_refused(part, value, t
         if part == "weights":
             broken.policies["runner"].network.actor.weight[1, 2] = value
         else:
-            broken.learners["runner"].state()["0.exp_avg"][0, 0] = value
+            broken.learners["runner"].optimizer_state()["0.exp_avg"][0, 0] = value
     message = refused(trainer, broken.save(tmp_path / "broken"), CheckpointCorruptError)
     assert ("policy.runner.network.actor.weight" if part == "weights" else "optimizer.runner.0.exp_avg") in message
 
