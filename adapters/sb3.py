@@ -15,7 +15,7 @@ import numpy as np
 
 from gpu_vecenv import GymnasiumVectorEnv
 from gpu_vecenv.adapters import checked_vector_env, requires_extra, split_config
-from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.errors import ConfigError, refuse_counterparts
 
 with requires_extra("sb3"):
     from stable_baselines3.common.monitor import Monitor
@@ -130,6 +130,7 @@ class SB3VecEnv(VecEnv):
         return [] if frames is None else frames[: FRAMES * self.env.num_agents : self.env.num_agents]
 
 
+@refuse_counterparts
 def make(game: Any, num_envs: int, device: Any = None, **config: Any) -> SB3VecEnv:
     """``num_envs`` environments of a game; ``config`` as for ``gpu_vecenv.GymnasiumVectorEnv``."""
     game, config = split_config(game, config, output="numpy")

@@ -328,7 +328,7 @@ def _by_field(game: type[Env], config: Mapping[str, Any], others: Iterable[str])
         if target is None:
             if key in ELSEWHERE:
                 raise ConfigError(f"{key} is {value!r}, which is not a configuration key: {ELSEWHERE[key]}")
-            names = nearest(key, targets, list_all=True, others=set(others) - set(targets))
+            names = nearest(key, targets, set(others) - set(targets))
             raise ConfigError(f"{game.name()} has no configuration key {key!r} (= {value!r}); {names}")
         if isinstance(target, FixedArgument):
             if value != target.value:

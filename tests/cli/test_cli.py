@@ -496,6 +496,12 @@ REFUSED = {
     "a field below its range": ("show tag_gridworld --num-taggers 0", r"num_taggers is 0; expected a value in \[1"),
     "a field above its range": ("train tag_gridworld --grid 40000", r"grid is 40000; expected .* \[1, 32767\]"),
     "a field that is no number": ("train tag_gridworld --grid seven", "--grid: expected an integer, not 'seven'"),
+    "an exponent for an integer": (
+        "train tag_gridworld --total-steps 1e4",
+        "--total-steps: expected an integer such as 10_000, not '1e4'",
+    ),
+    "another library's name of an option": ("train cartpole --lr 0.1", "--lr: nearest: --learning-rate Help: "),
+    "an option that is nearly one": ("train tag_gridworld --num-runners 3", "--num-runners: nearest: --num-taggers"),
     "a fraction for an integer": ("train tag_gridworld --grid 7.5", "--grid: expected an integer, not '7.5'"),
     "a word for a number": ("train tag_gridworld --gamma much", "--gamma: expected a number, not 'much'"),
     "a field that is not finite": (
