@@ -21,6 +21,7 @@ with requires_extra("sb3"):
     from stable_baselines3.common.monitor import Monitor
     from stable_baselines3.common.vec_env import VecEnv
 
+ELSEWHERE = {"seed": "call env.seed(…) before env.reset(), or give it to the algorithm, PPO(…, seed=…)"}
 FRAMES = 16  # environments that get_images returns at most; SB3 tiles all of them
 
 
@@ -133,7 +134,7 @@ class SB3VecEnv(VecEnv):
 @refuse_counterparts
 def make(game: Any, num_envs: int, device: Any = None, **config: Any) -> SB3VecEnv:
     """``num_envs`` environments of a game; ``config`` as for ``gpu_vecenv.GymnasiumVectorEnv``."""
-    game, config = split_config(game, config, output="numpy")
+    game, config = split_config(game, config, ELSEWHERE, output="numpy")
     return wrap(GymnasiumVectorEnv(game, num_envs, device, **config))
 
 
