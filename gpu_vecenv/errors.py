@@ -168,12 +168,12 @@ def counted(number: float, noun: str) -> str:
     return f"{number:,.0f} {noun}{'' if number == 1 else 's'}"
 
 
-def similar(name: str, known: Iterable[str]) -> list[str]:
+def similar(name: str, known: Iterable[str], cutoff: float = 0.5) -> list[str]:
     """The known name of what other libraries call ``name``, or up to three spelt like it, the nearest first."""
     known = sorted(known)
     if COUNTERPARTS.get(name) in known:
         return [COUNTERPARTS[name]]
-    return difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    return difflib.get_close_matches(name, known, n=3, cutoff=cutoff)
 
 
 def nearest(name: str, known: Iterable[str], others: Iterable[str] = ()) -> str:

@@ -84,6 +84,7 @@ COMMANDS: dict[str, Any] = {
 RULE = re.compile("│? +[─-]+ *│?")
 FOOTER = re.compile(rf". *(For full helptext, (run|see)\b.*|(in )?{PROGRAM} .*--help) +.")
 UNKNOWN, SIMILAR = "Unrecognized options", re.compile("similar to|Perhaps you meant")  # in tyro's messages
+EMPTY_DEFAULT = re.compile(r"\(default:([\s│]*)\)")  # of a list without items
 OF_PYTHON = {  # what tyro's messages have of Python -> the same in plain words
     r"typing\.Literal\[(.*?)\]:": r"\1:",
     r"<class '(\w+)'>": r"\1",
@@ -139,9 +140,9 @@ def parse(arguments: Sequence[str]) -> Any:
     command, default = COMMANDS[name], tyro.MISSING_NONPROP
     if issubclass(command, Command):
         command, default = command.for_arguments(arguments[1:])
-    message = io.StringIO()
+    message, shown = io.StringIO(), _Output()
     try:
-        with contextlib.redirect_stderr(message):
+        with contextlib.redirect_stderr(message), contextlib.redirect_stdout(shown):
             return tyro.cli(
                 command,
                 args=arguments[1:],
@@ -155,10 +156,28 @@ def parse(arguments: Sequence[str]) -> Any:
             cause = cause.__context__
         if cause is not None:
             raise cause from None
+        sys.stdout.write(EMPTY_DEFAULT.sub(lambda found: f"{' ' * 9}{found[1]} ", shown.getvalue()))
         if message.getvalue():
             names = option_names(command if default is tyro.MISSING_NONPROP else default)
             sys.stderr.write(printable_lines(plain_error(message.getvalue(), arguments, names)))
         raise
+
+
+class _Output(io.StringIO):
+    """Text in place of the standard output, which tyro formats as for that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._stream = sys.stdout
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """Of the standard output."""
+        return self._stream.encoding
+
+    def isatty(self) -> bool:
+        """Whether the standard output is a terminal."""
+        return self._stream.isatty()
 
 
 def option_names(command: Any) -> set[str]:
@@ -179,7 +198,7 @@ def plain_error(box: str, arguments: Sequence[str], names: Collection[str]) -> s
     if UNKNOWN in box and not SIMILAR.search(box):
         for word in (word.partition("=")[0] for word in arguments if word.startswith("--")):
             name = word[2:].replace("-", "_")
-            if name.removeprefix("no_") not in names and (near := similar(name, names)):
+            if name.removeprefix("no_") not in names and (near := similar(name, names, cutoff=0.6)):
                 hints.append(f"{word}: nearest: {', '.join('--' + option.replace('_', '-') for option in near)}")
     for line in box.splitlines():
         if "<class 'NoneType'>" in line:

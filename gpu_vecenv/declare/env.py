@@ -35,6 +35,7 @@ from gpu_vecenv.declare.versions import OtherVersion
 from gpu_vecenv.errors import ConfigError, EnvDefinitionError
 from gpu_vecenv.files import cuda_folder
 
+HOW_TO_DRAW = "give the game a method draw(self, state), of which gpu-vecenv new my_game writes an example"
 MAX_AGENTS = 2**20  # of one environment
 
 # Also what a declaration needs besides Env, so that one import line is enough.
@@ -218,8 +219,7 @@ class Env:
                 these names.
         """
         raise EnvDefinitionError(
-            f"{type(self).__name__} cannot be rendered: it has no method draw; expected one that "
-            "returns a Drawing, see Env.draw"
+            f"{type(self).__name__} cannot be rendered: it has no method draw; to watch it, {HOW_TO_DRAW}"
         )
 
     def validate(self) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from rich.console import Console
 
+from gpu_vecenv.declare.env import HOW_TO_DRAW, Env
 from gpu_vecenv.envs.registry import game_argument
 from gpu_vecenv.errors import ConfigError, NonFiniteError, counted
 from gpu_vecenv.escapes import printable
@@ -283,8 +284,18 @@ def _stopped(console: Console, code: int, saved: str, folder: Path) -> int:
 
 
 def _how_to_resume(folder: Path) -> str:
-    by_command = any(folder.glob(SETTINGS)) or any(folder.glob(f"seed-*/{SETTINGS}"))
-    return resume_command(folder) if by_command else "the same call and resume=True"
+    return resume_command(folder) if _by_command(folder) else "the same call and resume=True"
+
+
+def _how_to_extend(folder: Path, total_steps: int) -> str:
+    if _by_command(folder):
+        return f"{resume_command(folder)} --total-steps {2 * total_steps}"
+    return f"a trainer with total_steps={2 * total_steps}, and resume=True"
+
+
+def _by_command(folder: Path) -> bool:
+    """Whether the command line began the run, or those of several seeds."""
+    return any(folder.glob(SETTINGS)) or any(folder.glob(f"seed-*/{SETTINGS}"))
 
 
 @contextlib.contextmanager
@@ -356,7 +367,8 @@ def _print_files(console: Console, folder: Path, drawn: bool, files: Mapping[str
     lines = {"learning curve": curve, **files}
     if _few(to_watch, to_watch.pairings()[1]):
         lines["more episodes"] = _command_of_run(to_watch, "evaluate", "--episodes", str(EPISODES))
-    lines["to watch it"] = _command_of_run(to_watch, "replay record")
+    drawable = type(to_watch.trainer.env.game).draw is not Env.draw
+    lines["to watch it"] = _command_of_run(to_watch, "replay record") if drawable else HOW_TO_DRAW
     for label, value in lines.items():
         _print_line(console, f"{label:15} {value}")
 
@@ -388,7 +400,7 @@ def _print_sizes(console: Console, runs: Sequence[Run], folder: Path) -> None:
         f": {counted(left, 'env-step')} (a step of one environment), "
         f"{counted(left * env.num_agents, 'agent-step')} (of one agent)"
         if left
-        else "all iterations are done",
+        else f"all iterations are done; to train twice as long: {_how_to_extend(folder, trainer.config.total_steps)}",
     )
     for line in lines:
         console.print(printable(line), highlight=False, markup=False)

@@ -279,6 +279,14 @@ def test_help_mentions_every_field(verb, name, command):
     assert all(words in output for words in comments + others)
 
 
+def test_help_says_where_defaults_are_from_and_shows_no_empty_ones(command):
+    output = command("train", "--help")[1]
+    assert "train --help has the defaults without a game's preset, train GAME --help those of the game" in output
+    assert "(default: None)" in output and not re.search(r"\(default:[\s│|]*\)", output)
+    assert re.search(r"--eval-opponents [^-]*\(default:[\s│|]+random", output)
+    assert "check CartPole-v1 --help" in " ".join(command("check", "--help")[1].split())
+
+
 def test_help_mentions_the_fields_of_the_algorithm(command):
     code, output, errors = command("train", "cartpole", "--algorithm", "pqn-vdn", "--help")
     assert (code, errors) == (0, [])
@@ -310,7 +318,7 @@ def test_help_of_what_takes_a_run_mentions_every_field(verb, command):
         output,
     )
     assert re.search(rf"usage: gpu-vecenv {verb} .* RUN", output)
-    purposes = {"evaluate": "others for some roles or agents", "plot": "columns of metrics.csv"}
+    purposes = {"evaluate": "roles or agents in place of the run's", "plot": "columns of metrics.csv"}
     purposes |= {"export": "a folder with a model card", "exploit": "of which the best one counts"}
     purposes |= {"crossplay": "roles or agents that the row plays"}
     assert purposes[verb] in output
