@@ -61,8 +61,9 @@ __all__ = [
 class Env:
     """A game. Its dataclass fields are its configuration; everything else is derived from them.
 
-    A subclass is a frozen, keyword-only dataclass that declares ``state``, ``roles``, ``obs_dim`` (or ``obs_shape``,
-    or ``obs_parts``) and ``action_space``. Beside it is a ``.cu`` file of the same stem with ``reset``, ``step`` and
+    A subclass is a dataclass, ``@dataclass(frozen=True, kw_only=True)``, that declares ``state``, ``obs_dim`` (or
+    ``obs_shape``, or ``obs_parts``) and ``action_space``, and ``roles`` if it has more than one agent: the default is
+    one agent, of the role "agent". Beside it is a ``.cu`` file of the same stem with ``reset``, ``step`` and
     ``observe``. What the declaration resolves to (sizes in numbers, layouts of tensors, constants) is ``layout``.
 
     ``randomize``, a field of every game, takes a mapping, parameter -> (low, high), and holds it as a tuple of (name,
@@ -137,7 +138,7 @@ class Env:
 
     @property
     def roles(self) -> Mapping[str, int]:
-        """Role name -> number of agents. Agents are numbered role by role, in this order."""
+        """Role name -> number of agents, by default one "agent". Agents are numbered role by role, in this order."""
         return {"agent": 1}
 
     @property

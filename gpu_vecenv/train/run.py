@@ -18,6 +18,7 @@ from typing import Any
 from rich.console import Console
 
 from gpu_vecenv.declare.env import HOW_TO_DRAW, Env
+from gpu_vecenv.declare.layout import GameLayout
 from gpu_vecenv.envs.registry import game_argument
 from gpu_vecenv.errors import ConfigError, NonFiniteError, counted
 from gpu_vecenv.escapes import printable
@@ -48,7 +49,7 @@ from gpu_vecenv.train.trainer import Trainer
 __all__ = ["RunConfig", "run", "run_seeds"]
 
 NOTE = "mean and worst return of an episode"
-LISTED = 8  # names of policies in a line
+LISTED = 8  # names of policies, or roles, in a line
 
 
 def run(
@@ -386,6 +387,18 @@ def _console(world: World) -> Console:
     return Console(quiet=world.rank > 0)
 
 
+def _roles_text(layout: GameLayout) -> str:
+    """As in "role: agent" and "roles: 4 tagger, 1 runner"."""
+    names = layout.present_roles
+    if len(names) == 1:
+        return f"role: {names[0]}"
+    return (
+        f"{len(names)} roles"
+        if len(names) > LISTED
+        else f"roles: {', '.join(f'{layout.roles[name]} {name}' for name in names)}"
+    )
+
+
 def _print_sizes(console: Console, runs: Sequence[Run], folder: Path) -> None:
     """Sizes, device and folder, and on a GPU what computes each policy."""
     trainer = min((one.trainer for one in runs), key=lambda trainer: trainer.iteration)
@@ -394,7 +407,8 @@ def _print_sizes(console: Console, runs: Sequence[Run], folder: Path) -> None:
     left = (trainer.num_iterations - trainer.iteration) * trainer.env_steps_per_iteration
     lines = (
         repr(env.game),
-        f"{counted(env.num_envs * processes, 'environment')} x {counted(env.num_agents, 'agent')} on {env.device}"
+        f"{counted(env.num_envs * processes, 'environment')} x {counted(env.num_agents, 'agent')} "
+        f"({_roles_text(env.layout)}) on {env.device}"
         f"{f' and {processes - 1} more' * (processes > 1)}{seeds}, run folder {folder}",
         f"iterations {trainer.iteration + 1} to {trainer.num_iterations} of {counted(trainer.config.num_steps, 'step')}"
         f": {counted(left, 'env-step')} (a step of one environment), "

@@ -407,7 +407,7 @@ def test_the_automatic_num_envs_is_used_and_printed(command, tmp_path):
     code, output, errors = command(*GRID, *options)
     assert (code, errors) == (0, [])
     num_envs = newest(tmp_path / "run")[1]["num_envs"]
-    assert 1 <= num_envs <= 512 and f"{num_envs} environments x 5 agents on cpu" in output
+    assert 1 <= num_envs <= 512 and f"{num_envs} environments x 5 agents (roles: 4 tagger, 1 runner) on cpu" in output
 
 
 @pytest.mark.parametrize("seed", [2**31, 2**64 - 1])

@@ -314,7 +314,7 @@ BAD_FILES = {
     "a missing library": ("import nonsuch_library\n", r"lonely\.py:1: ModuleNotFoundError"),
     "a field of a wrong type": (
         BARE.replace("np.float32", "np.float16"),
-        r"lonely\.py:11: EnvDefinitionError: Field 'x' has dtype .*float16.*; expected one of float32",
+        r"lonely\.py:11: EnvDefinitionError: Field 'x' has dtype .*float16.*\(.*\); expected one of float32",
     ),
     "a name that is taken": (
         BARE.replace("Lonely", "Cartpole"),
@@ -423,7 +423,8 @@ def test_a_wrong_declaration_is_refused_with_what_was_found(what, write):
 def test_a_missing_device_source_is_named_with_its_expected_path(write):
     path = write(text=None)
     said = refusal(path, EnvDefinitionError)
-    assert said.startswith(f"Lonely: its device code {path.with_suffix('.cu')} cannot be read")
+    assert said.startswith(f"Lonely: its device code {path.with_suffix('.cu')} does not exist; ")
+    assert said.count("lonely.cu") == 1 and "gpu-vecenv new my_game" in said
 
 
 LINES = {
@@ -801,4 +802,4 @@ def test_after_training_a_game_without_draw_it_says_how_to_add_it(write, capsys,
     assert train(trainer, tmp_path / "run", RunConfig(episodes=2)) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "to watch it give the game a method draw(self, state), of which gpu-vecenv new my_game writes" in shown
-    assert "replay record" not in shown
+    assert "replay record" not in shown and "4 environments x 1 agent (role: agent) on cpu" in shown
