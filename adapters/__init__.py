@@ -54,7 +54,7 @@ def check_num_envs(num_envs: Any) -> None:
 
 
 def split_config(
-    game: Any, config: Mapping[str, Any], elsewhere: Mapping[str, str] = MappingProxyType({}), **fixed: Any
+    game: Any, config: Mapping[str, Any], elsewhere: Mapping[str, str] = MappingProxyType({}), /, **fixed: Any
 ) -> tuple[Env, dict[str, Any]]:
     """Split ``config``: the configured game, and the remaining arguments with those that the adapter fixes.
 
