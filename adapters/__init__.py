@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -52,16 +53,27 @@ def check_num_envs(num_envs: Any) -> None:
     check_argument("num_envs", num_envs, 0 < num_envs < 2**31, "an int in [1, 2**31 - 1]", ValueError)
 
 
-def split_config(game: Any, config: Mapping[str, Any], **fixed: Any) -> tuple[Env, dict[str, Any]]:
+def split_config(
+    game: Any, config: Mapping[str, Any], elsewhere: Mapping[str, str] = MappingProxyType({}), /, **fixed: Any
+) -> tuple[Env, dict[str, Any]]:
     """Split ``config``: the configured game, and the remaining arguments with those that the adapter fixes.
 
+    Args:
+        game: As for ``gpu_vecenv.configure``.
+        config: Arguments by name.
+        elsewhere: Name of what is no argument of the adapter -> what to do instead.
+        fixed: Arguments that the adapter fixes.
+
     Raises:
-        ConfigError: ``config`` has an argument that the adapter fixes.
+        ConfigError: ``config`` has an argument that the adapter fixes, or one of ``elsewhere``.
         ConfigError, UnknownGameError, TypeError: As ``gpu_vecenv.configure``.
     """
     for name in fixed:
         if name in config:
             raise ConfigError(f"{name} is {config[name]!r}; the adapter sets it ({fixed[name]!r}): leave it out")
+    for name in elsewhere:
+        if name in config:
+            raise ConfigError(f"{name} is {config[name]!r}, which is not an argument of make: {elsewhere[name]}")
     own = {field.name for field in dataclasses.fields(configure(game))}
     rest = {name: value for name, value in config.items() if name not in own}
     return configure(game, **{name: config[name] for name in config if name in own}), {**rest, **fixed}

@@ -17,7 +17,7 @@ from gymnasium.spaces import Box, Discrete
 
 from gpu_vecenv import BatchedParallelEnv, Env
 from gpu_vecenv.adapters import check_actions, requires_extra, split_config, unsupported
-from gpu_vecenv.errors import UnsupportedGameError
+from gpu_vecenv.errors import UnsupportedGameError, refuse_counterparts
 
 with requires_extra("benchmarl"):
     from benchmarl.environments import TaskClass
@@ -143,6 +143,7 @@ def task(game: Any, **config: Any) -> GameTask:
     return GameTask(game, config)
 
 
+@refuse_counterparts
 def make(game: Any, num_envs: int, device: Any = None, **config: Any) -> torchrl_adapter.TorchRLEnv:
     """``num_envs`` environments as ``task(game, **config)`` creates them."""
     return task(game, **config).get_env_fun(num_envs, False, None, device)()

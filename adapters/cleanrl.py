@@ -26,7 +26,7 @@ from gymnasium.vector import VectorEnv
 
 from gpu_vecenv import GymnasiumEnv, GymnasiumVectorEnv, configure
 from gpu_vecenv.adapters import check_argument, checked_vector_env, requires_extra
-from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.errors import ConfigError, refuse_counterparts
 
 
 class GymEnv:
@@ -110,6 +110,7 @@ def _of_gym(space: Any) -> Any:
     return kind(space.n if isinstance(space, Discrete) else space.nvec)
 
 
+@refuse_counterparts
 def make(game: Any, num_envs: int, device: Any = None, **config: Any) -> IsaacGymEnv:
     """``num_envs`` environments of a game; ``config`` as for ``gpu_vecenv.GymnasiumVectorEnv``."""
     return wrap(GymnasiumVectorEnv(game, num_envs, device, **config))

@@ -21,7 +21,7 @@ import torch
 import gpu_vecenv
 from gpu_vecenv import PPOConfig, Trainer, VecEnv
 from gpu_vecenv.adapters import check_num_envs, requires_extra, split_config
-from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.errors import ConfigError, refuse_counterparts
 
 with requires_extra("lightning"):
     from lightning import LightningModule
@@ -151,6 +151,7 @@ class PPOModule(LightningModule):
         inner.load_process_state(own, found["iteration"])
 
 
+@refuse_counterparts
 def make(game: Any, num_envs: int, device: Any = None, config: Any = None, seed: int = 0, **options: Any) -> PPOModule:
     """``num_envs`` environments per process; options: the game's, ``gpu_vecenv.make``'s, policies, sharing, reward."""
     check_num_envs(num_envs)

@@ -16,6 +16,7 @@ import torch
 
 from gpu_vecenv import GymnasiumVectorEnv
 from gpu_vecenv.adapters import checked_vector_env, requires_extra
+from gpu_vecenv.errors import refuse_counterparts
 
 with requires_extra("pufferlib"):
     from pufferlib import PufferEnv
@@ -126,6 +127,7 @@ class GamePufferEnv(PufferEnv):
             torch.cuda.current_stream(self._device).synchronize()
 
 
+@refuse_counterparts
 def make(
     game: Any, num_envs: int, device: Any = None, *, buf: Any = None, seed: int | None = None, **config: Any
 ) -> GamePufferEnv:

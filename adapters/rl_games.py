@@ -20,7 +20,7 @@ from gymnasium.vector.utils import batch_space
 
 from gpu_vecenv import GymnasiumVectorEnv
 from gpu_vecenv.adapters import check_argument, checked_vector_env, requires_extra
-from gpu_vecenv.errors import ConfigError, InvalidSeedError, UnsupportedGameError
+from gpu_vecenv.errors import ConfigError, InvalidSeedError, UnsupportedGameError, refuse_counterparts
 from gpu_vecenv.escapes import warn
 
 with requires_extra("rl-games"):
@@ -133,6 +133,7 @@ class RLGamesVecEnv(IVecEnv):
         return {"obs": obs, "states": obs.reshape(-1, *(self.state_space.shape or ()))}
 
 
+@refuse_counterparts
 def make(game: Any, num_envs: int, device: Any = None, *, seed: int | None = None, **config: Any) -> RLGamesVecEnv:
     """``num_envs`` environments of a game; ``config`` as for ``GymnasiumVectorEnv``, ``seed`` for ``reset``."""
     is_seed = isinstance(seed, int | np.integer) and not isinstance(seed, bool) and 0 <= seed < 2**64

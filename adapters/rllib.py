@@ -15,7 +15,7 @@ from gymnasium.vector import VectorEnv, VectorWrapper
 
 from gpu_vecenv import Env, GymnasiumVectorEnv, parallel_env
 from gpu_vecenv.adapters import checked_vector_env, requires_extra, split_config, unsupported
-from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.errors import ConfigError, refuse_counterparts
 
 with requires_extra("rllib"):
     from ray.rllib.algorithms import AlgorithmConfig
@@ -125,6 +125,7 @@ def policy_per_role(config: Any, game: Any, num_envs: int = 1, device: Any = "cp
     return config.multi_agent(policies=policies, policy_mapping_fn=lambda agent, *_, **__: agent.rpartition("_")[0])
 
 
+@refuse_counterparts
 def make(game: Any, num_envs: int, device: Any = None, **config: Any) -> RLlibVectorEnv:
     """``num_envs`` environments as ``shared_policy`` uses them; ``config`` as for ``GymnasiumVectorEnv``."""
     game, config = split_config(game, config, **VIEW)

@@ -17,7 +17,7 @@ from gymnasium.spaces import Box
 
 from gpu_vecenv import EpisodeLog, GymnasiumVectorEnv
 from gpu_vecenv.adapters import checked_vector_env, requires_extra
-from gpu_vecenv.errors import UnsupportedGameError
+from gpu_vecenv.errors import UnsupportedGameError, refuse_counterparts
 
 with requires_extra("rsl-rl"):
     from rsl_rl.env import VecEnv
@@ -117,6 +117,7 @@ class RslRlVecEnv(VecEnv):
         self.env.close()
 
 
+@refuse_counterparts
 def make(game: Any, num_envs: int, device: Any = None, **config: Any) -> RslRlVecEnv:
     """``num_envs`` environments of a game; ``config`` as for ``gpu_vecenv.GymnasiumVectorEnv``."""
     return wrap(GymnasiumVectorEnv(game, num_envs, device, **{"fill_final_obs": False, **config}))

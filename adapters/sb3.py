@@ -15,12 +15,13 @@ import numpy as np
 
 from gpu_vecenv import GymnasiumVectorEnv
 from gpu_vecenv.adapters import checked_vector_env, requires_extra, split_config
-from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.errors import ConfigError, refuse_counterparts
 
 with requires_extra("sb3"):
     from stable_baselines3.common.monitor import Monitor
     from stable_baselines3.common.vec_env import VecEnv
 
+ELSEWHERE = {"seed": "call env.seed(…) before env.reset(), or give it to the algorithm, PPO(…, seed=…)"}
 FRAMES = 16  # environments that get_images returns at most; SB3 tiles all of them
 
 
@@ -130,9 +131,10 @@ class SB3VecEnv(VecEnv):
         return [] if frames is None else frames[: FRAMES * self.env.num_agents : self.env.num_agents]
 
 
+@refuse_counterparts
 def make(game: Any, num_envs: int, device: Any = None, **config: Any) -> SB3VecEnv:
     """``num_envs`` environments of a game; ``config`` as for ``gpu_vecenv.GymnasiumVectorEnv``."""
-    game, config = split_config(game, config, output="numpy")
+    game, config = split_config(game, config, ELSEWHERE, output="numpy")
     return wrap(GymnasiumVectorEnv(game, num_envs, device, **config))
 
 

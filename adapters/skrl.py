@@ -30,6 +30,7 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete
 
 from gpu_vecenv import BatchedParallelEnv, EpisodeLog, GymnasiumVectorEnv
 from gpu_vecenv.adapters import check_actions, check_argument, checked_vector_env, requires_extra, split_config
+from gpu_vecenv.errors import refuse_counterparts
 
 with requires_extra("skrl"):
     from skrl.envs.wrappers.torch import MultiAgentEnvWrapper, Wrapper, wrap_env
@@ -124,6 +125,7 @@ def with_final_obs(agent: Any) -> Any:
     return agent
 
 
+@refuse_counterparts
 def make(game: Any, num_envs: int, device: Any = None, **config: Any) -> Wrapper | MultiAgentEnvWrapper:
     """``num_envs`` environments of a game, multi-agent if it has several agents; ``config`` as for the view."""
     game, config = split_config(game, config, agents_as_envs=True)

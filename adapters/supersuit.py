@@ -23,6 +23,7 @@ from gymnasium.wrappers.vector import TransformAction, TransformReward
 
 from gpu_vecenv import GymnasiumVectorEnv, ParallelEnv, wrappers
 from gpu_vecenv.adapters import check_actions, check_argument, check_num_envs, requires_extra
+from gpu_vecenv.errors import refuse_counterparts
 
 
 def _observations(env: Any, change: Callable[..., Any], change_space: Callable[..., Any] | None = None) -> Any:
@@ -112,6 +113,7 @@ def __getattr__(name: str) -> Callable[..., Any]:
     raise AttributeError(f"no native {name}: {NOT_NATIVE.get(name, 'SuperSuit has none')}")
 
 
+@refuse_counterparts
 def make(game: Any, num_envs: int, device: Any = None, *, base_class: str = "gymnasium", **config: Any) -> Any:
     """``num_envs`` environments by ``concat_vec_envs_v1``; row ``e * num_agents + a`` is agent a of environment e.
 

@@ -15,6 +15,7 @@ from gymnasium.spaces import Box
 
 from gpu_vecenv import GymnasiumVectorEnv
 from gpu_vecenv.adapters import checked_vector_env, requires_extra, split_config
+from gpu_vecenv.errors import refuse_counterparts
 
 with requires_extra("tianshou"):
     from tianshou.data import Batch
@@ -146,6 +147,7 @@ def _batch(obs: Any, info: Any, ended: Any) -> Any:
     return Batch(obs=obs if mask is None else Batch(obs=obs, mask=mask), active=info["active"], ended=ended)
 
 
+@refuse_counterparts
 def make(game: Any, num_envs: int, device: Any = None, **config: Any) -> TianshouVectorEnv:
     """``num_envs`` environments of a game; ``config`` as for ``gpu_vecenv.GymnasiumVectorEnv``."""
     game, config = split_config(game, config, output="numpy")

@@ -18,7 +18,7 @@ from gymnasium.spaces import Box, Discrete
 
 from gpu_vecenv import BatchedParallelEnv
 from gpu_vecenv.adapters import check_argument, requires_extra, split_config
-from gpu_vecenv.errors import UnsupportedGameError
+from gpu_vecenv.errors import UnsupportedGameError, refuse_counterparts
 
 with requires_extra("torchrl"):
     from tensordict import TensorDict, TensorDictBase
@@ -142,6 +142,7 @@ def _spec(space: Any) -> Any:
     return data.Categorical(sizes[0], space.shape) if len(set(sizes)) == 1 else data.MultiCategorical(sizes)
 
 
+@refuse_counterparts
 def make(game: Any, num_envs: int, device: Any = None, *, return_state: bool = False, **config: Any) -> TorchRLEnv:
     """``num_envs`` environments of a game; ``config`` as for ``gpu_vecenv.BatchedParallelEnv``."""
     game, config = split_config(game, config, group_by="role", autoreset_mode="disabled")

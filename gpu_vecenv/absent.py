@@ -1,11 +1,15 @@
-"""Names of Gymnasium, PettingZoo and WarpDrive that are looked for on what has none of them, and what to use."""
+"""Names and calls of Gymnasium, PettingZoo and WarpDrive on what has none of them, and what to use in their place."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NoReturn
+import functools
+from collections.abc import Callable, Mapping
+from typing import NoReturn, ParamSpec, TypeVar
 
-_VIEW = "gpu_vecenv.GymnasiumVectorEnv, Gymnasium's view of a game, has it"
+Arguments = ParamSpec("Arguments")
+Returned = TypeVar("Returned")
+
+_VIEW = "gpu_vecenv.GymnasiumVectorEnv(env.game, env.num_envs), Gymnasium's view of the game, has it"
 _OBJECTS = "environments are rows of tensors, not objects: {0}.state[name] is a field of all of them, to read and write"
 _SYNCHRONOUS = "step and reset return without waiting for the device"
 _PARALLEL = (
@@ -25,6 +29,7 @@ OF_VEC_ENV = {
     **dict.fromkeys(("action_space", "single_action_space"), f"{_VIEW}; env.game.layout.action has those of roles"),
     **{name: text.format("env") for name, text in _OBJECT_METHODS.items()},
     **_ASYNCHRONOUS,
+    "set_seed": "env.reset(seed=…) seeds the draws",
     "unwrapped": "a VecEnv has no wrappers: use it as it is",
     "render": f'{_VIEW}, with render_mode="rgb_array" or "human"; gpu_vecenv.rollout records an episode',
     "agents": _PARALLEL,
@@ -74,6 +79,7 @@ OF_GYMNASIUM_VECTOR_ENV = {
     **_ASYNCHRONOUS,
     "seed": "reset(seed=…) seeds all environments",
 }
+RESET = "seed, mask and out are given by name, as in env.reset(seed=7); options are those of reset in Gymnasium's view"
 OF_PACKAGE = {
     "make_vec": 'use gpu_vecenv.make("tag_gridworld", num_envs=…), or gymnasium.make_vec("gpu_vecenv/TagGridworld-v0")',
     "VectorEnv": "use gpu_vecenv.GymnasiumVectorEnv, or VecEnv, the engine's own interface",
@@ -103,18 +109,40 @@ def of_package(name: str) -> NoReturn:
     raise AttributeError(f"module 'gpu_vecenv' has no attribute {name!r}{place}")
 
 
-def absent_attribute(owner: object, name: str, known: Mapping[str, str]) -> NoReturn:
+def absent_attribute(owner: object, name: str, known: Mapping[str, str], game: str | None = None) -> NoReturn:
     """Raise the AttributeError of an attribute that is absent; for ``__getattr__``.
 
     Args:
         owner: An instance of the class without it.
         name: The attribute.
         known: Name -> what to use in its place.
+        game: The owner, as messages name it, if the configuration of its attribute ``game`` may have the name.
 
     Raises:
         AttributeError: Python's own, or that of the property that led here, for other names.
     """
-    if name in known:
-        raise AttributeError(f"{type(owner).__name__!r} object has no attribute {name!r}: {known[name]}")
+    hint = known.get(name)
+    if hint is None and game and name in getattr(vars(owner).get("game"), "__dataclass_fields__", ()):
+        hint = f"it is of the game's configuration, {game}.game.{name}"
+    if hint is not None:
+        raise AttributeError(f"{type(owner).__name__!r} object has no attribute {name!r}: {hint}")
     object.__getattribute__(owner, name)
     raise AssertionError(name)
+
+
+def with_hint(hint: str) -> Callable[[Callable[Arguments, Returned]], Callable[Arguments, Returned]]:
+    """Decorator: Python's TypeError of a call that does not fit the function's arguments ends with the hint."""
+
+    def decorate(function: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:
+        @functools.wraps(function)
+        def called(*values: Arguments.args, **options: Arguments.kwargs) -> Returned:
+            try:
+                return function(*values, **options)
+            except TypeError as error:
+                if error.__traceback__ is None or error.__traceback__.tb_next is not None:  # raised in the function
+                    raise
+                raise TypeError(f"{error}: {hint}") from None
+
+        return called
+
+    return decorate

@@ -3,11 +3,37 @@
 from __future__ import annotations
 
 import difflib
+import functools
+import inspect
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import ParamSpec, TypeVar
 
 import gymnasium
 import gymnasium.error
+
+Arguments = ParamSpec("Arguments")
+Returned = TypeVar("Returned")
+COUNTERPARTS = {  # names of options in Stable-Baselines3, CleanRL, RLlib, skrl, RSL-RL, rl_games -> those here
+    **dict.fromkeys(("n_env", "n_envs", "nenvs", "num_env", "num_actors", "num_environments"), "num_envs"),
+    **dict.fromkeys(("n_agent", "n_agents"), "num_agents"),
+    "lr": "learning_rate",
+    **dict.fromkeys(("total_timesteps", "total_timestep", "timesteps"), "total_steps"),
+    **dict.fromkeys(("n_steps", "horizon", "horizon_length", "num_steps_per_env", "rollouts"), "num_steps"),
+    **dict.fromkeys(("n_epochs", "update_epochs", "ppo_epoch", "mini_epochs", "num_learning_epochs"), "num_epochs"),
+    **dict.fromkeys(("batch_size", "minibatch_size", "mini_batches", "num_mini_batches"), "num_minibatches"),
+    **dict.fromkeys(("discount", "discount_factor"), "gamma"),
+    **dict.fromkeys(("lam", "lambda", "lambda_"), "gae_lambda"),
+    **dict.fromkeys(("clip_range", "clip_coef", "clip_param", "clip_ratio", "e_clip", "ratio_clip"), "clip"),
+    **dict.fromkeys(("clip_range_vf", "vf_clip_param"), "value_clip"),
+    **dict.fromkeys(("ent_coef", "entropy_coef", "entropy_coeff", "entropy_loss_scale"), "entropy_coefficient"),
+    **dict.fromkeys(("vf_coef", "value_coef", "vf_loss_coeff", "value_loss_coef", "critic_coef"), "value_coefficient"),
+    **dict.fromkeys(("grad_norm", "grad_clip", "grad_norm_clip"), "max_grad_norm"),
+    **dict.fromkeys(("norm_adv", "normalize_advantage"), "normalize_advantages"),
+    **dict.fromkeys(("net_arch", "hidden_dims", "fcnet_hiddens"), "hidden_sizes"),
+    **dict.fromkeys(("activation_fn", "fcnet_activation"), "activation"),
+    **dict.fromkeys(("max_episode_steps", "episode_length", "max_steps_per_episode"), "max_steps"),
+}
 
 
 class ConfigError(ValueError):
@@ -15,7 +41,7 @@ class ConfigError(ValueError):
 
 
 class UnknownOptionError(ConfigError, TypeError):
-    """A class of options has none of this name; the message lists the nearest names."""
+    """A class or function has no option of this name; the message lists the nearest names."""
 
 
 class EnvDefinitionError(ValueError):
@@ -142,17 +168,44 @@ def counted(number: float, noun: str) -> str:
     return f"{number:,.0f} {noun}{'' if number == 1 else 's'}"
 
 
-def nearest(name: str, known: Iterable[str], list_all: bool = False, others: Iterable[str] = ()) -> str:
-    """End of an "unknown name" message: up to three similar names, and all if there are none or ``list_all``.
+def similar(name: str, known: Iterable[str], cutoff: float = 0.5) -> list[str]:
+    """The known name of what other libraries call ``name``, or up to three spelt like it, the nearest first."""
+    known = sorted(known)
+    if COUNTERPARTS.get(name) in known:
+        return [COUNTERPARTS[name]]
+    return difflib.get_close_matches(name, known, n=3, cutoff=cutoff)
+
+
+def nearest(name: str, known: Iterable[str], others: Iterable[str] = ()) -> str:
+    """End of an "unknown name" message: the similar names, or all if there are none.
 
     ``others`` are valid too, but of another kind than those known: they are listed after them.
     """
     known, others = sorted(known), sorted(others)
-    near = difflib.get_close_matches(name, [*known, *others], n=3, cutoff=0.5)
-    everything = f"known: {', '.join(known) or 'none'}" + (f"; also valid: {', '.join(others)}" if others else "")
-    if not near:
-        return everything
-    return f"nearest: {', '.join(near)}" + (f"; {everything}" if list_all else "")
+    if near := similar(name, [*known, *others]):
+        return f"nearest: {', '.join(near)}"
+    return f"known: {', '.join(known) or 'none'}" + (f"; also valid: {', '.join(others)}" if others else "")
+
+
+def refuse_counterparts(function: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:
+    """Decorator of a function with ``**options``: one of them with another library's name of an argument is refused.
+
+    Raises:
+        UnknownOptionError: Names the argument.
+    """
+    arguments = set(inspect.signature(function).parameters)
+
+    @functools.wraps(function)
+    def checked(*values: Arguments.args, **options: Arguments.kwargs) -> Returned:
+        for name in options:
+            if name not in arguments and COUNTERPARTS.get(name) in arguments:
+                hint = nearest(name, arguments)
+                raise UnknownOptionError(
+                    f"{function.__name__}() has no argument {name!r} (= {options[name]!r:.80}); {hint}"
+                )
+        return function(*values, **options)
+
+    return checked
 
 
 class UnknownNameError(KeyError):

@@ -101,8 +101,9 @@ def check_vector_env(
 
     Raises:
         ConfigError: An unknown check or mode, or a number out of range.
-        TypeError, ValueError: ``make`` returns no vector environment, or one of another size.
+        TypeError, ValueError: ``make`` is no function, or returns no vector environment, or one of another size.
     """
+    _check_make(make, 'check_vector_env(lambda num_envs: gymnasium.make_vec("CartPole-v1", num_envs=num_envs))')
     chosen = chosen_checks(checks, CHECKS)
     _check_numbers(seed, steps, max_steps)
     _check_arguments({"oracle": oracle, "graph": graph, "state_of": state_of}, {"modes": modes, "variants": variants})
@@ -149,8 +150,9 @@ def check_parallel_env(
 
     Raises:
         ConfigError: An unknown check, or a number out of range.
-        TypeError, ValueError: ``make`` returns no ParallelEnv, or one without ``possible_agents``.
+        TypeError, ValueError: ``make`` is no function, or returns no ParallelEnv, or one without ``possible_agents``.
     """
+    _check_make(make, 'check_parallel_env(lambda: gpu_vecenv.parallel_env("tag_gridworld"))')
     chosen = chosen_checks(checks, CHECKS)
     _check_numbers(seed, steps, max_steps)
     _check_arguments({"oracle": oracle, "state_of": state_of}, {"variants": variants})
@@ -178,6 +180,14 @@ def chosen_checks(checks: Iterable[str] | None, known: Iterable[str]) -> list[st
         if not isinstance(name, str) or name not in known:
             raise ConfigError(f"checks: unknown check {name!r:.80}; {nearest(str(name), known)}")
     return sorted(chosen)
+
+
+def _check_make(make: Any, example: str) -> None:
+    """TypeError, with an example, unless what makes the environments is a function."""
+    if not callable(make):
+        raise TypeError(
+            f"make is {make!r:.80} ({type(make).__name__}); expected a function that makes environments: {example}"
+        )
 
 
 def _check_numbers(seed: int, steps: int, max_steps: int | None) -> None:

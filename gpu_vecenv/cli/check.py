@@ -84,7 +84,8 @@ class Check(ReportOptions, DeviceOptions, Generic[GameT]):
     It is a game, or any environment that is registered with Gymnasium or PettingZoo.
 
     check tag_gridworld and check my_game.py test all interfaces of a game; check CartPole-v1 tests a vector environment
-    of Gymnasium, and check sisl/pursuit_v5 a parallel environment of PettingZoo. Exit code 1 if a check fails.
+    of Gymnasium, and check sisl/pursuit_v5 a parallel environment of PettingZoo. An id has other options than a game:
+    check CartPole-v1 --help. Exit code 1 if a check fails.
     """
 
     game_name: GameName  # a name, a file that declares it, or an id of Gymnasium or PettingZoo

@@ -28,7 +28,8 @@ class Evaluate(DeviceOptions):
     episodes: int = param(1000, low=1)  # number of episodes
     greedy: bool = False  # take the most likely action instead of a sample
     best: bool = False  # the best checkpoint instead of the newest
-    # others for some roles or agents: tagger=random, tagger_0=runs/other or runner=file.py:function
+    # who plays roles or agents in place of the run's policies: tagger=random, tagger_0=runs/other or
+    # runner=file.py:function; none: the run's play all
     opponents: tuple[str, ...] = ()
     num_envs: int = param(1000, low=1)  # environments that are stepped at a time
     seed: int = 1  # seed of the random streams

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import itertools
 import os
@@ -11,7 +12,7 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Annotated, Any, Union
 
 import tyro
@@ -45,6 +46,7 @@ from gpu_vecenv.errors import (
     RankLostError,
     UnknownGameError,
     nearest,
+    similar,
 )
 from gpu_vecenv.escapes import printable_lines
 
@@ -81,9 +83,12 @@ COMMANDS: dict[str, Any] = {
 # Lines of tyro's boxes, whose borders are spaces where the terminal has no others: rules, and commands that help.
 RULE = re.compile("│? +[─-]+ *│?")
 FOOTER = re.compile(rf". *(For full helptext, (run|see)\b.*|(in )?{PROGRAM} .*--help) +.")
+UNKNOWN, SIMILAR = "Unrecognized options", re.compile("similar to|Perhaps you meant")  # in tyro's messages
+EMPTY_DEFAULT = re.compile(r"\(default:([\s│]*)\)")  # of a list without items
 OF_PYTHON = {  # what tyro's messages have of Python -> the same in plain words
     r"typing\.Literal\[(.*?)\]:": r"\1:",
     r"<class '(\w+)'>": r"\1",
+    r"invalid literal for int\(\) with base 10: ('[\d.]+[eE].*?')": r"expected an integer such as 10_000, not \1",
     r"invalid literal for int\(\) with base 10: ('.*?')": r"expected an integer, not \1",
     r"could not convert string to float: ('.*?')": r"expected a number, not \1",
 }
@@ -135,9 +140,9 @@ def parse(arguments: Sequence[str]) -> Any:
     command, default = COMMANDS[name], tyro.MISSING_NONPROP
     if issubclass(command, Command):
         command, default = command.for_arguments(arguments[1:])
-    message = io.StringIO()
+    message, shown = io.StringIO(), _Output()
     try:
-        with contextlib.redirect_stderr(message):
+        with contextlib.redirect_stderr(message), contextlib.redirect_stdout(shown):
             return tyro.cli(
                 command,
                 args=arguments[1:],
@@ -151,14 +156,50 @@ def parse(arguments: Sequence[str]) -> Any:
             cause = cause.__context__
         if cause is not None:
             raise cause from None
+        sys.stdout.write(EMPTY_DEFAULT.sub(lambda found: f"{' ' * 9}{found[1]} ", shown.getvalue()))
         if message.getvalue():
-            sys.stderr.write(printable_lines(plain_error(message.getvalue(), arguments)))
+            names = option_names(command if default is tyro.MISSING_NONPROP else default)
+            sys.stderr.write(printable_lines(plain_error(message.getvalue(), arguments, names)))
         raise
 
 
-def plain_error(box: str, arguments: Sequence[str]) -> str:
-    """Tyro's message, a box, without names of Python's types, and with the command that prints the game's options."""
-    lines = []
+class _Output(io.StringIO):
+    """Text in place of the standard output, which tyro formats as for that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._stream = sys.stdout
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """Of the standard output."""
+        return self._stream.encoding
+
+    def isatty(self) -> bool:
+        """Whether the standard output is a terminal."""
+        return self._stream.isatty()
+
+
+def option_names(command: Any) -> set[str]:
+    """Names of the fields of a command, its class or an instance, and of the dataclasses among its values."""
+    names: set[str] = set()
+    for name in getattr(command, "__dataclass_fields__", ()):
+        value = getattr(command, name, None)
+        names |= option_names(value) if dataclasses.is_dataclass(value) else {name}
+    return names
+
+
+def plain_error(box: str, arguments: Sequence[str], names: Collection[str]) -> str:
+    """Tyro's message, a box, without names of Python's types, and with the command that prints the game's options.
+
+    After it stand those of the options' ``names`` that are similar to unknown ones, where the box has none.
+    """
+    lines, hints = [], []
+    if UNKNOWN in box and not SIMILAR.search(box):
+        for word in (word.partition("=")[0] for word in arguments if word.startswith("--")):
+            name = word[2:].replace("-", "_")
+            if name.removeprefix("no_") not in names and (near := similar(name, names, cutoff=0.6)):
+                hints.append(f"{word}: nearest: {', '.join('--' + option.replace('_', '-') for option in near)}")
     for line in box.splitlines():
         if "<class 'NoneType'>" in line:
             continue
@@ -172,7 +213,7 @@ def plain_error(box: str, arguments: Sequence[str]) -> str:
         lines.append(shown)
     if len(lines) > 2 and RULE.fullmatch(lines[-2]):  # above the footer
         del lines[-2]
-    return "\n".join([*lines, f"Help: {_help_command(arguments)}\n"])
+    return "\n".join([*lines, *hints, f"Help: {_help_command(arguments)}\n"])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -42,7 +42,7 @@ class OpponentOptions:
     opponents_ranges: int = param(DEFAULTS.num_ranges, low=1)  # opponents at a time
     num_snapshots: int = param(DEFAULTS.num_snapshots, low=1)  # snapshots that are kept
     snapshot_interval: int = param(DEFAULTS.snapshot_interval, low=1, high=MOST)  # iterations between two snapshots
-    # also a snapshot once p against the newest one exceeds it; None: never
+    # also a snapshot once the estimated probability to win against the newest one, 0 to 1, exceeds this; None: never
     snapshot_gain: float | None = param(None, low=0, high=1)
     reassign_interval: int = param(DEFAULTS.reassign_interval, low=1, high=MOST)  # least iterations of an opponent
 

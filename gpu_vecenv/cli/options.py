@@ -44,7 +44,9 @@ class DeviceOptions(Command):
     """Where environments run."""
 
     device: str | None = None  # cpu, cuda or cuda:1; None: cuda if usable, else cpu
-    driver: str | None = None  # pycuda or cuda_core (CUDA only); None: the first that works
+    # pycuda or cuda_core, which launch CUDA kernels with equal results: choose one where the other fails;
+    # None: the first that works
+    driver: str | None = None
 
 
 @dataclass(frozen=True)

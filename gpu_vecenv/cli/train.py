@@ -77,6 +77,7 @@ ConfigT = TypeVar("ConfigT", bound=LearnerConfig)  # the hyper-parameters of an 
 class Train(DeviceOptions, Generic[GameT, ConfigT]):
     """Train the policies of a game, or resume a run.
 
+    train --help has the defaults without a game's preset, train GAME --help those of the game.
     Curve, checkpoints and evaluation are in the run folder. train --resume RUN continues an interrupted run
     bit-identically; its options: train --resume RUN --help
     """

@@ -235,8 +235,14 @@ def stepping_source(layout: GameLayout, build: BuildOptions, seen: set[str]) -> 
     path = layout.source_path
     try:
         source = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise EnvDefinitionError(
+            f"{layout.name}: its device code {path} does not exist; expected reset, step and observe there, of which "
+            "gpu-vecenv new my_game writes an example"
+        ) from error
     except (OSError, UnicodeDecodeError) as error:
-        raise EnvDefinitionError(f"{layout.name}: its device code {path} cannot be read: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise EnvDefinitionError(f"{layout.name}: its device code {path} cannot be read: {reason}") from error
     declared = declared_source(layout, build, seen)
     if "printing" in layout.allows:
         declared = HOST_PRINTING + declared

@@ -13,10 +13,16 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from gpu_vecenv.errors import ConfigError, EnvDefinitionError, UnknownOptionError, nearest
+from gpu_vecenv.errors import COUNTERPARTS, ConfigError, EnvDefinitionError, UnknownOptionError, nearest
 
 ClassT = TypeVar("ClassT", bound=type)
 FLOAT32_MAX = float(np.finfo(np.float32).max)
+# What is given to classes of options, as it stands in presets and command lines -> where it belongs.
+ELSEWHERE = {
+    "num_envs": "it is an argument of gpu_vecenv.make; remove it from the options",
+    "device": "it is an argument of gpu_vecenv.make; remove it from the options",
+    "seed": "it is an argument of gpu_vecenv.Trainer; remove it from the options",
+}
 
 
 @dataclass(frozen=True)
@@ -51,7 +57,8 @@ def with_known_options(cls: ClassT) -> ClassT:
     def __init__(self: Any, *values: Any, **options: Any) -> None:
         if unknown := [name for name in options if name not in known]:
             name, value = unknown[0], options[unknown[0]]
-            raise UnknownOptionError(f"{cls.__name__} has no option {name!r} (= {value!r:.80}); {nearest(name, known)}")
+            hint = ELSEWHERE.get(COUNTERPARTS.get(name, name)) or nearest(name, known)
+            raise UnknownOptionError(f"{cls.__name__} has no option {name!r} (= {value!r:.80}); {hint}")
         construct(self, *values, **options)
 
     cls.__init__ = __init__  # type: ignore[misc]
@@ -120,7 +127,9 @@ def _checked(key: str, field: dataclasses.Field[Any], hint: Any, value: Any) -> 
     plain = isinstance(value, tuple(kinds)) and not isinstance(value, int | float)  # a Path is a subclass of Path
     if type(value) not in kinds and not plain and not any(type(value) is type(c) and value == c for c in choices):
         expected = [kind.__name__ for kind in kinds] + [repr(c) for c in choices]
-        raise ConfigError(f"{key} is {value!r} ({type(value).__name__}); expected {' or '.join(expected)}")
+        whole = int in kinds and isinstance(value, float) and value.is_integer()
+        spelling = f", as {int(value):_}" if whole else ""
+        raise ConfigError(f"{key} is {value!r} ({type(value).__name__}); expected {' or '.join(expected)}{spelling}")
     low, high = field.metadata.get("low"), field.metadata.get("high")
     low, high = (-math.inf if low is None else low), (math.inf if high is None else high)
     if isinstance(value, float) and not abs(value) <= FLOAT32_MAX:

@@ -35,6 +35,7 @@ from gpu_vecenv.declare.versions import OtherVersion
 from gpu_vecenv.errors import ConfigError, EnvDefinitionError
 from gpu_vecenv.files import cuda_folder
 
+HOW_TO_DRAW = "give the game a method draw(self, state), of which gpu-vecenv new my_game writes an example"
 MAX_AGENTS = 2**20  # of one environment
 
 # Also what a declaration needs besides Env, so that one import line is enough.
@@ -60,8 +61,9 @@ __all__ = [
 class Env:
     """A game. Its dataclass fields are its configuration; everything else is derived from them.
 
-    A subclass is a frozen, keyword-only dataclass that declares ``state``, ``roles``, ``obs_dim`` (or ``obs_shape``,
-    or ``obs_parts``) and ``action_space``. Beside it is a ``.cu`` file of the same stem with ``reset``, ``step`` and
+    A subclass is a dataclass, ``@dataclass(frozen=True, kw_only=True)``, that declares ``state``, ``obs_dim`` (or
+    ``obs_shape``, or ``obs_parts``) and ``action_space``, and ``roles`` if it has more than one agent: the default is
+    one agent, of the role "agent". Beside it is a ``.cu`` file of the same stem with ``reset``, ``step`` and
     ``observe``. What the declaration resolves to (sizes in numbers, layouts of tensors, constants) is ``layout``.
 
     ``randomize``, a field of every game, takes a mapping, parameter -> (low, high), and holds it as a tuple of (name,
@@ -136,7 +138,7 @@ class Env:
 
     @property
     def roles(self) -> Mapping[str, int]:
-        """Role name -> number of agents. Agents are numbered role by role, in this order."""
+        """Role name -> number of agents, by default one "agent". Agents are numbered role by role, in this order."""
         return {"agent": 1}
 
     @property
@@ -218,8 +220,7 @@ class Env:
                 these names.
         """
         raise EnvDefinitionError(
-            f"{type(self).__name__} cannot be rendered: it has no method draw; expected one that "
-            "returns a Drawing, see Env.draw"
+            f"{type(self).__name__} cannot be rendered: it has no method draw; to watch it, {HOW_TO_DRAW}"
         )
 
     def validate(self) -> None:

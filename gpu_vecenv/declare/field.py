@@ -70,7 +70,9 @@ class Field:
             )
         if known_dtype(self.dtype) not in C_TYPES:
             raise EnvDefinitionError(
-                f"Field {self.name!r} has dtype {self.dtype}; expected one of {', '.join(map(str, C_TYPES))}"
+                f"Field {self.name!r} has dtype {self.dtype!r:.200} ({type(self.dtype).__name__}); expected one of "
+                f"{', '.join(map(str, C_TYPES))}; f32, f64, i32, i64, u8, u32, boolean, without quotes, are those of "
+                "gpu_vecenv.declare.field"
             )
         object.__setattr__(self, "dtype", np.dtype(self.dtype))
         if isinstance(self.shape, str) or not isinstance(self.shape, tuple | list):

@@ -127,7 +127,8 @@ def initial_state_arrays(layout: GameLayout, given: Mapping[str, ArrayLike]) -> 
 def validate_mask(mask: Any, num_envs: int, device: torch.device) -> torch.Tensor:
     """A reset mask on the device, (num_envs,) bool, or TypeError, ValueError."""
     if not isinstance(mask, np.ndarray | torch.Tensor) or mask.dtype not in (torch.bool, np.bool_):
-        raise TypeError(f"reset: mask is {getattr(mask, 'dtype', type(mask).__name__)}; expected bool, torch or NumPy")
+        found = getattr(mask, "dtype", type(mask).__name__)
+        raise TypeError(f"reset: mask is {found}; expected bool, a tensor or NumPy array, ({num_envs},)")
     if mask.shape != (num_envs,):
         raise ValueError(f"reset: mask has shape {tuple(mask.shape)}; expected ({num_envs},)")
     if isinstance(mask, torch.Tensor) and mask.device != device:

@@ -13,7 +13,7 @@ import gymnasium.vector
 import numpy as np
 import torch
 
-from gpu_vecenv.absent import OF_VEC_ENV, absent_attribute
+from gpu_vecenv.absent import OF_VEC_ENV, RESET, absent_attribute, with_hint
 from gpu_vecenv.compile.backends import LaunchShape
 from gpu_vecenv.compile.device import free_bytes
 from gpu_vecenv.compile.engine_kernels import GUARD_ROWS, BuildOptions
@@ -262,7 +262,7 @@ class VecEnv:
     if not TYPE_CHECKING:  # type checkers report unknown attributes of classes without this method
 
         def __getattr__(self, name: str) -> NoReturn:
-            absent_attribute(self, name, OF_VEC_ENV)
+            absent_attribute(self, name, OF_VEC_ENV, "env")
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Pickled and copied as its constructor arguments, without device handles; state_dict() transfers the state.
@@ -331,6 +331,7 @@ class VecEnv:
             StepBuffers.around(self.buffers_layout, tensors) if tensors else StepBuffers.allocate(self.buffers_layout)
         )
 
+    @with_hint(RESET)
     def reset(
         self,
         *,

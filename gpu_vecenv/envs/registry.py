@@ -156,9 +156,10 @@ def find_game(name: str, own_games: str = OWN_GAMES) -> type[Env]:
         UnknownGameError: There is none; the message lists the nearest names and says where ``own_games`` come from.
     """
     if not isinstance(name, str):
-        raise TypeError(
-            f"a game is {name!r} ({type(name).__name__}); expected a registered name, an Env class or an Env"
-        )
+        of_env = isinstance(getattr(name, "game", None), Env)
+        given = f"a {type(name).__name__}" if of_env else f"{name!r:.128} ({type(name).__name__})"
+        hint = ": give env.game" if of_env else ""
+        raise TypeError(f"a game is {given}; expected a registered name, an Env class or an Env{hint}")
     if name not in GAMES:
         spec = gymnasium.registry.get(name)
         if spec is not None and spec.kwargs.get("game") in GAMES:
@@ -328,7 +329,7 @@ def _by_field(game: type[Env], config: Mapping[str, Any], others: Iterable[str])
         if target is None:
             if key in ELSEWHERE:
                 raise ConfigError(f"{key} is {value!r}, which is not a configuration key: {ELSEWHERE[key]}")
-            names = nearest(key, targets, list_all=True, others=set(others) - set(targets))
+            names = nearest(key, targets, set(others) - set(targets))
             raise ConfigError(f"{game.name()} has no configuration key {key!r} (= {value!r}); {names}")
         if isinstance(target, FixedArgument):
             if value != target.value:

@@ -30,7 +30,7 @@ class LearnerConfig:
     algorithm: ClassVar[str]
 
     total_steps: int = param(1_000_000, low=1)  # * env-steps of the whole run, summed over all environments
-    num_steps: int = param(32, low=1)  # * T: steps per iteration
+    num_steps: int = param(32, low=1)  # * T: steps of each environment in an iteration
     staggered_starts: bool = True  # * first episodes begin at different elapsed steps, of games with max_steps
     num_epochs: int = param(4, low=1)  # passes over each iteration's samples
     num_minibatches: int = param(4, low=1)  # per epoch

@@ -31,6 +31,7 @@ class RunLog:
     Args:
         folder: The run folder.
         num_iterations: Iterations of the whole run.
+        num_envs: Environments of all processes.
         on_progress: Shows the progress of the run.
         done: Iterations before a resume; later rows of an interrupted run are removed.
         wandb: Weights & Biases project to log to.
@@ -40,7 +41,14 @@ class RunLog:
     """
 
     def __init__(
-        self, folder: Path, num_iterations: int, on_progress: OnProgress, *, done: int = 0, wandb: str | None = None
+        self,
+        folder: Path,
+        num_iterations: int,
+        num_envs: int,
+        on_progress: OnProgress,
+        *,
+        done: int = 0,
+        wandb: str | None = None,
     ) -> None:
         path, self._nonfinite_path = folder / METRICS_FILE, folder / NONFINITE_FILE
         names, rows = kept_rows(path, done, {"env_steps": int})
@@ -61,7 +69,7 @@ class RunLog:
             if self._events is not None:
                 held.callback(self._events.close)
             self._held = held.pop_all()
-        self._num_iterations, self._on_progress = num_iterations, on_progress
+        self._num_iterations, self._num_envs, self._on_progress = num_iterations, num_envs, on_progress
 
     def __enter__(self) -> RunLog:
         return self
@@ -100,7 +108,7 @@ class RunLog:
         )
         shown = f"return: {returns}  episode: {numbers.get('episode_length', 0):.0f} steps"
         if first := numbers["first_episodes"]:
-            shown = f"no returns yet: first episodes are running ({first:,.0f})"
+            shown = f"no returns yet: first episodes are running in {first:,.0f} of {self._num_envs:,} environments"
         iteration, rate = int(numbers["iteration"]), numbers["agent_steps_per_s"]
         text = f"iteration {iteration} of {self._num_iterations}  {rate_text(rate)}  {shown}"
         self._on_progress(iteration / self._num_iterations, text)

@@ -93,7 +93,7 @@ class OpponentsConfig:
     num_ranges: int = param(8, low=1)  # opponents at a time
     num_snapshots: int = param(8, low=1)  # that are kept; a new one replaces the oldest
     snapshot_interval: int = param(50, low=1, high=MOST)  # iterations between two snapshots; the first is at the start
-    snapshot_gain: float | None = param(None, low=0, high=1)  # also once p of all sides against the newest exceeds it
+    snapshot_gain: float | None = param(None, low=0, high=1)  # also once all sides win so often against the newest
     reassign_interval: int = param(10, low=1, high=MOST)  # iterations that a range keeps its opponent
     sampling: Sampling = "hard"
 

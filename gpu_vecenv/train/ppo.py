@@ -73,7 +73,8 @@ class PPOConfig(LearnerConfig):
     value_coefficient: float = param(0.5, low=0)  # weight of the value loss
     entropy_coefficient: float = param(0.01, low=0)  # weight of the entropy bonus
     final_entropy_coefficient: float | None = param(None, low=0)  # reached linearly; None: constant
-    desired_kl: float | None = param(None, low=0)  # the rate follows approx_kl, see adapted_rate; None: the schedule
+    # the learning rate falls where approx_kl is over twice this, and rises where it is under half; None: the schedule
+    desired_kl: float | None = param(None, low=0)
     least_learning_rate: float = param(1e-5, low=0)  # of a rate that follows approx_kl
     most_learning_rate: float = param(1e-2, low=0)  # of a rate that follows approx_kl
     target_kl: float | None = param(None, low=0)  # skip an iteration's remaining updates once approx_kl exceeds it

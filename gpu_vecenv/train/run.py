@@ -17,6 +17,8 @@ from typing import Any
 
 from rich.console import Console
 
+from gpu_vecenv.declare.env import HOW_TO_DRAW, Env
+from gpu_vecenv.declare.layout import GameLayout
 from gpu_vecenv.envs.registry import game_argument
 from gpu_vecenv.errors import ConfigError, NonFiniteError, counted
 from gpu_vecenv.escapes import printable
@@ -47,7 +49,7 @@ from gpu_vecenv.train.trainer import Trainer
 __all__ = ["RunConfig", "run", "run_seeds"]
 
 NOTE = "mean and worst return of an episode"
-LISTED = 8  # names of policies in a line
+LISTED = 8  # names of policies, or roles, in a line
 
 
 def run(
@@ -283,8 +285,18 @@ def _stopped(console: Console, code: int, saved: str, folder: Path) -> int:
 
 
 def _how_to_resume(folder: Path) -> str:
-    by_command = any(folder.glob(SETTINGS)) or any(folder.glob(f"seed-*/{SETTINGS}"))
-    return resume_command(folder) if by_command else "the same call and resume=True"
+    return resume_command(folder) if _by_command(folder) else "the same call and resume=True"
+
+
+def _how_to_extend(folder: Path, total_steps: int) -> str:
+    if _by_command(folder):
+        return f"{resume_command(folder)} --total-steps {2 * total_steps}"
+    return f"a trainer with total_steps={2 * total_steps}, and resume=True"
+
+
+def _by_command(folder: Path) -> bool:
+    """Whether the command line began the run, or those of several seeds."""
+    return any(folder.glob(SETTINGS)) or any(folder.glob(f"seed-*/{SETTINGS}"))
 
 
 @contextlib.contextmanager
@@ -356,7 +368,8 @@ def _print_files(console: Console, folder: Path, drawn: bool, files: Mapping[str
     lines = {"learning curve": curve, **files}
     if _few(to_watch, to_watch.pairings()[1]):
         lines["more episodes"] = _command_of_run(to_watch, "evaluate", "--episodes", str(EPISODES))
-    lines["to watch it"] = _command_of_run(to_watch, "replay record")
+    drawable = type(to_watch.trainer.env.game).draw is not Env.draw
+    lines["to watch it"] = _command_of_run(to_watch, "replay record") if drawable else HOW_TO_DRAW
     for label, value in lines.items():
         _print_line(console, f"{label:15} {value}")
 
@@ -374,6 +387,18 @@ def _console(world: World) -> Console:
     return Console(quiet=world.rank > 0)
 
 
+def _roles_text(layout: GameLayout) -> str:
+    """As in "role: agent" and "roles: 4 tagger, 1 runner"."""
+    names = layout.present_roles
+    if len(names) == 1:
+        return f"role: {names[0]}"
+    return (
+        f"{len(names)} roles"
+        if len(names) > LISTED
+        else f"roles: {', '.join(f'{layout.roles[name]} {name}' for name in names)}"
+    )
+
+
 def _print_sizes(console: Console, runs: Sequence[Run], folder: Path) -> None:
     """Sizes, device and folder, and on a GPU what computes each policy."""
     trainer = min((one.trainer for one in runs), key=lambda trainer: trainer.iteration)
@@ -382,13 +407,14 @@ def _print_sizes(console: Console, runs: Sequence[Run], folder: Path) -> None:
     left = (trainer.num_iterations - trainer.iteration) * trainer.env_steps_per_iteration
     lines = (
         repr(env.game),
-        f"{counted(env.num_envs * processes, 'environment')} x {counted(env.num_agents, 'agent')} on {env.device}"
+        f"{counted(env.num_envs * processes, 'environment')} x {counted(env.num_agents, 'agent')} "
+        f"({_roles_text(env.layout)}) on {env.device}"
         f"{f' and {processes - 1} more' * (processes > 1)}{seeds}, run folder {folder}",
         f"iterations {trainer.iteration + 1} to {trainer.num_iterations} of {counted(trainer.config.num_steps, 'step')}"
         f": {counted(left, 'env-step')} (a step of one environment), "
         f"{counted(left * env.num_agents, 'agent-step')} (of one agent)"
         if left
-        else "all iterations are done",
+        else f"all iterations are done; to train twice as long: {_how_to_extend(folder, trainer.config.total_steps)}",
     )
     for line in lines:
         console.print(printable(line), highlight=False, markup=False)

@@ -48,9 +48,11 @@ class RunConfig:
     checkpoint_seconds: float = param(60.0, low=0)  # seconds between checkpoints; 0 saves one with each row of metrics
     keep: int = param(3, low=1)  # checkpoints to keep, besides the best
     best_metric: str | None = None  # the best checkpoint has its largest mean; None: returns of the trained roles
-    # of each match in evaluations of checkpoints; 0: none, no best; None: 100, but no more than after training
+    # episodes of each match in evaluations of checkpoints during training; 0: no evaluations and no best checkpoint;
+    # None: 100, but no more than after training
     best_episodes: int | None = param(None, low=0)
-    best_interval: int = param(10, low=0)  # training episodes between these evaluations, per episode of one
+    # least number of training episodes between two of these evaluations, as a multiple of the episodes of one match
+    best_interval: int = param(10, low=0)
     eval_opponents: tuple[str, ...] = KINDS  # whom trained roles play in evaluations: random, still, initial
     eval_scripts: tuple[str, ...] = ()  # further opponents: role=file.py:function, of the game, returns the actor
     wandb: str | None = None  # Weights & Biases project to log to; None: none
@@ -155,7 +157,8 @@ class Run:
             return
         self._on_progress = on_progress
         done, wandb = trainer.iteration, self.config.wandb
-        with RunLog(self.folder, trainer.num_iterations, on_progress, done=done, wandb=wandb) as self._log:
+        num_envs = trainer.env.num_envs * trainer.world.size
+        with RunLog(self.folder, trainer.num_iterations, num_envs, on_progress, done=done, wandb=wandb) as self._log:
             yield
 
     def record(self, metrics: Mapping[str, Any]) -> None:

@@ -34,7 +34,7 @@ from gpu_vecenv.declare.arguments import check_flag, check_kind
 from gpu_vecenv.engine.arguments import validate_int, validate_seed
 from gpu_vecenv.engine.sampler import Sampler
 from gpu_vecenv.engine.vec_env import VecEnv
-from gpu_vecenv.errors import CapacityError, ConfigError, NonFiniteError
+from gpu_vecenv.errors import CapacityError, ConfigError, NonFiniteError, counted
 from gpu_vecenv.escapes import warn
 from gpu_vecenv.progress import OnProgress, no_progress
 from gpu_vecenv.train.algorithms import CONFIGS, algorithm_of
@@ -338,10 +338,20 @@ class Trainer:
     def train(self, log_interval: int = 1) -> dict[str, float]:
         """Run the remaining iterations, or until ``on_iteration`` returns True; return the metrics that were read last.
 
+        Where none remain, it returns {} with a RuntimeWarning. To train on, ``save`` to a file and ``load`` it into a
+        new Trainer whose ``config`` has a larger ``total_steps``.
+
         Args:
             log_interval: See ``train_interval``.
         """
         metrics: dict[str, float] = {}
+        if self.iteration >= self.num_iterations:
+            warn(
+                f"train: all {counted(self.num_iterations, 'iteration')} are done, nothing was trained; to train on, "
+                "save(path), and load(path) into a new Trainer with a larger total_steps",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         while self.iteration < self.num_iterations:
             metrics = self.train_interval(log_interval)
             if self.on_iteration and self.on_iteration(metrics):

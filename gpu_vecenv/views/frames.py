@@ -17,7 +17,7 @@ import torch
 
 from gpu_vecenv.declare.config import finite_float
 from gpu_vecenv.declare.drawing import BLACK, Circle, Drawing, Line, Polygon
-from gpu_vecenv.declare.env import Env
+from gpu_vecenv.declare.env import HOW_TO_DRAW, Env
 from gpu_vecenv.engine.arguments import validate_int
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.errors import ConfigError, EnvDefinitionError
@@ -51,8 +51,7 @@ def checked_render_mode(game: Env, mode: str | None) -> str | None:
     name, modes = type(game).__name__, render_metadata(game)["render_modes"]
     if not modes:
         raise gymnasium.error.UnsupportedMode(
-            f"render_mode is {mode!r}, but {name} has no draw method; expected None, or define "
-            "draw(self, state) -> gpu_vecenv.declare.drawing.Drawing, see gpu_vecenv.Env.draw"
+            f"render_mode is {mode!r}, but {name} has no method draw; expected None, or {HOW_TO_DRAW}"
         )
     if not isinstance(mode, str) or mode not in modes:
         raise gymnasium.error.UnsupportedMode(

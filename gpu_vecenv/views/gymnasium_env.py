@@ -86,6 +86,11 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         check_flag("fill_final_obs", fill_final_obs)
         self.output = output
         if max_episode_steps is not None:
+            if (max_steps := arguments.get("max_steps", max_episode_steps)) != max_episode_steps:
+                raise ConfigError(
+                    f"max_steps is {max_steps!r}, but max_episode_steps, by default that of the id, is "
+                    f"{max_episode_steps!r}; use gymnasium.make_vec(…, max_episode_steps=…) alone"
+                )
             arguments = {"max_episode_steps": max_episode_steps, **arguments}
         self._viewer: Viewer | None = None
         self.vec_env = make_for(type(self), game, num_envs, device, arguments, autoreset_mode=mode, agents_as_envs=True)
@@ -228,7 +233,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
     if not TYPE_CHECKING:  # type checkers report unknown attributes of classes without this method
 
         def __getattr__(self, name: str) -> NoReturn:
-            absent_attribute(self, name, OF_GYMNASIUM_VECTOR_ENV)
+            absent_attribute(self, name, OF_GYMNASIUM_VECTOR_ENV, "view")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return construct, (type(self), self._arguments), {"spec": self.spec}

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from gpu_vecenv.declare import drawing
-from gpu_vecenv.declare.env import Env
+from gpu_vecenv.declare.env import HOW_TO_DRAW, Env
 from gpu_vecenv.errors import EnvDefinitionError
 
 OPERATORS: dict[type[ast.AST], str] = {
@@ -84,7 +84,7 @@ def draw_source(game: Env) -> str:
     kind = type(game)
     draw = inspect.getattr_static(kind, "draw", None)
     if not isinstance(draw, FunctionType) or draw is Env.__dict__.get("draw"):
-        raise EnvDefinitionError(f"{kind.__name__} has no method draw, which a page needs; see docs/write_a_game.md")
+        raise EnvDefinitionError(f"{kind.__name__} has no method draw, which a page needs; {HOW_TO_DRAW}")
     translation = _Translation(game)
     name = translation.function(draw, is_method=True)
     randomized = {entry[0] for entry in game.randomize}

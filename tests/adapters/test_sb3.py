@@ -227,3 +227,15 @@ def taggers_return(policy, env: sb3.SB3VecEnv) -> float:
         obs, _, dones, infos = env.step(policy.predict(obs, deterministic=False)[0])
         returns += [infos[row]["episode"]["r"] for row in np.flatnonzero(dones & tagger)]
     return float(np.mean(returns))
+
+
+def test_another_librarys_name_of_an_argument_is_refused_with_its_name_here():
+    with pytest.raises(TypeError, match=r"make\(\) has no argument 'n_envs' \(= 4\); nearest: num_envs$"):
+        sb3.make("cartpole", n_envs=4)
+
+
+def test_a_seed_is_given_after_make():
+    with pytest.raises(
+        ConfigError, match=r"seed is 3, .* make: call env\.seed\(…\) before env\.reset\(\), or .* PPO\("
+    ):
+        sb3.make("cartpole", num_envs=4, seed=3)

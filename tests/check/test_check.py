@@ -854,3 +854,10 @@ def test_our_own_parallel_view_passes(device):
     checks = ["K01", "K02", "K07", "K08", "K10", "K11", "K12", "K13", "K14", "K15", "K16", "K17", "K23"]
     report = check_parallel_env(make, checks=checks, steps=20, max_steps=15, variants={"arrays": lambda: make("numpy")})
     assert report.passed == checks and bool(report.notes) == (device != "cpu"), str(report)  # of K14 to K16
+
+
+def test_an_id_in_place_of_a_function_is_refused_with_an_example():
+    with pytest.raises(TypeError, match=r"make is 'gpu_vecenv/CartPole-v1' \(str\); .* check_vector_env\(lambda num_"):
+        check_vector_env("gpu_vecenv/CartPole-v1")
+    with pytest.raises(TypeError, match=r"make is None \(NoneType\); .* check_parallel_env\(lambda: gpu_vecenv\."):
+        check_parallel_env(None)

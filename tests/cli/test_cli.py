@@ -279,6 +279,14 @@ def test_help_mentions_every_field(verb, name, command):
     assert all(words in output for words in comments + others)
 
 
+def test_help_says_where_defaults_are_from_and_shows_no_empty_ones(command):
+    output = command("train", "--help")[1]
+    assert "train --help has the defaults without a game's preset, train GAME --help those of the game" in output
+    assert "(default: None)" in output and not re.search(r"\(default:[\s│|]*\)", output)
+    assert re.search(r"--eval-opponents [^-]*\(default:[\s│|]+random", output)
+    assert "check CartPole-v1 --help" in " ".join(command("check", "--help")[1].split())
+
+
 def test_help_mentions_the_fields_of_the_algorithm(command):
     code, output, errors = command("train", "cartpole", "--algorithm", "pqn-vdn", "--help")
     assert (code, errors) == (0, [])
@@ -310,7 +318,7 @@ def test_help_of_what_takes_a_run_mentions_every_field(verb, command):
         output,
     )
     assert re.search(rf"usage: gpu-vecenv {verb} .* RUN", output)
-    purposes = {"evaluate": "others for some roles or agents", "plot": "columns of metrics.csv"}
+    purposes = {"evaluate": "roles or agents in place of the run's", "plot": "columns of metrics.csv"}
     purposes |= {"export": "a folder with a model card", "exploit": "of which the best one counts"}
     purposes |= {"crossplay": "roles or agents that the row plays"}
     assert purposes[verb] in output
@@ -399,7 +407,7 @@ def test_the_automatic_num_envs_is_used_and_printed(command, tmp_path):
     code, output, errors = command(*GRID, *options)
     assert (code, errors) == (0, [])
     num_envs = newest(tmp_path / "run")[1]["num_envs"]
-    assert 1 <= num_envs <= 512 and f"{num_envs} environments x 5 agents on cpu" in output
+    assert 1 <= num_envs <= 512 and f"{num_envs} environments x 5 agents (roles: 4 tagger, 1 runner) on cpu" in output
 
 
 @pytest.mark.parametrize("seed", [2**31, 2**64 - 1])
@@ -496,6 +504,12 @@ REFUSED = {
     "a field below its range": ("show tag_gridworld --num-taggers 0", r"num_taggers is 0; expected a value in \[1"),
     "a field above its range": ("train tag_gridworld --grid 40000", r"grid is 40000; expected .* \[1, 32767\]"),
     "a field that is no number": ("train tag_gridworld --grid seven", "--grid: expected an integer, not 'seven'"),
+    "an exponent for an integer": (
+        "train tag_gridworld --total-steps 1e4",
+        "--total-steps: expected an integer such as 10_000, not '1e4'",
+    ),
+    "another library's name of an option": ("train cartpole --lr 0.1", "--lr: nearest: --learning-rate Help: "),
+    "an option that is nearly one": ("train tag_gridworld --num-runners 3", "--num-runners: nearest: --num-taggers"),
     "a fraction for an integer": ("train tag_gridworld --grid 7.5", "--grid: expected an integer, not '7.5'"),
     "a word for a number": ("train tag_gridworld --gamma much", "--gamma: expected a number, not 'much'"),
     "a field that is not finite": (

@@ -33,6 +33,8 @@ from gpu_vecenv.errors import (
     KernelCompileError,
     UnknownGameError,
 )
+from gpu_vecenv.train.run import RunConfig
+from gpu_vecenv.train.run import run as train
 from gpu_vecenv.views.gymnasium_env import GymnasiumVectorEnv
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -312,7 +314,7 @@ BAD_FILES = {
     "a missing library": ("import nonsuch_library\n", r"lonely\.py:1: ModuleNotFoundError"),
     "a field of a wrong type": (
         BARE.replace("np.float32", "np.float16"),
-        r"lonely\.py:11: EnvDefinitionError: Field 'x' has dtype .*float16.*; expected one of float32",
+        r"lonely\.py:11: EnvDefinitionError: Field 'x' has dtype .*float16.*\(.*\); expected one of float32",
     ),
     "a name that is taken": (
         BARE.replace("Lonely", "Cartpole"),
@@ -421,7 +423,8 @@ def test_a_wrong_declaration_is_refused_with_what_was_found(what, write):
 def test_a_missing_device_source_is_named_with_its_expected_path(write):
     path = write(text=None)
     said = refusal(path, EnvDefinitionError)
-    assert said.startswith(f"Lonely: its device code {path.with_suffix('.cu')} cannot be read")
+    assert said.startswith(f"Lonely: its device code {path.with_suffix('.cu')} does not exist; ")
+    assert said.count("lonely.cu") == 1 and "gpu-vecenv new my_game" in said
 
 
 LINES = {
@@ -790,3 +793,13 @@ def test_the_documented_neighbours_are_the_nearest(birds, write, device):
     distances = torch.cdist(places.double(), places.double()) + torch.eye(birds) * 1e9
     expected = distances.argmin(2) if birds > 1 else torch.full((7, 1), -1)
     assert nearest.long().equal(expected)
+
+
+@pytest.mark.usefixtures("without_pictures")
+def test_after_training_a_game_without_draw_it_says_how_to_add_it(write, capsys, tmp_path):
+    env = VecEnv(load_game(write())(), 4, "cpu", autoreset_mode="next_step")
+    trainer = gpu_vecenv.Trainer(env, gpu_vecenv.PPOConfig(total_steps=8, num_steps=2, num_minibatches=1))
+    assert train(trainer, tmp_path / "run", RunConfig(episodes=2)) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "to watch it give the game a method draw(self, state), of which gpu-vecenv new my_game writes" in shown
+    assert "replay record" not in shown and "4 environments x 1 agent (role: agent) on cpu" in shown

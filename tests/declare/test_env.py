@@ -528,6 +528,13 @@ def test_an_unsupported_field_dtype_is_refused(dtype):
         Field("x", np.dtype(dtype))
 
 
+def test_a_field_dtype_in_quotes_is_shown_with_them_and_with_the_names_that_have_none():
+    with pytest.raises(
+        EnvDefinitionError, match=r"dtype 'i32' \(str\); .* f32, f64, i32, .*, without quotes, are those"
+    ):
+        Field("pos", "i32", ("two",))
+
+
 @pytest.mark.parametrize("dtype", [f32, f64, i32, i64, u8, u32, boolean, np.float32, "int32"])
 def test_a_field_dtype_may_be_anything_that_numpy_accepts(dtype):
     assert Field("x", dtype).dtype == np.dtype(dtype)
@@ -762,7 +769,9 @@ def test_a_missing_function_is_named(write, function):
 
 def test_a_missing_file_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr(Drift, "source", tmp_path / "nowhere" / "drift.cu")
-    with pytest.raises(EnvDefinitionError, match=r"Drift: its device code .*nowhere/drift\.cu cannot be read"):
+    with pytest.raises(
+        EnvDefinitionError, match=r"Drift: its device code .*nowhere/drift\.cu does not exist; .*gpu-vecenv new"
+    ):
         VecEnv(Drift(), 2, "cpu")
 
 

@@ -113,3 +113,36 @@ def test_the_package_says_what_to_use():
         gpu_vecenv.EnvWrapper  # noqa: B018
     with pytest.raises(AttributeError, match=r"^module 'gpu_vecenv' has no attribute 'nothing'$"):
         gpu_vecenv.nothing  # noqa: B018
+
+
+def test_an_option_of_the_game_is_said_to_be_one():
+    env, view = gpu_vecenv.make("cartpole", 2, "cpu"), gpu_vecenv.GymnasiumVectorEnv("cartpole", 2, "cpu")
+    with pytest.raises(AttributeError, match=r"'max_steps': it is of the game's configuration, env\.game\.max_steps$"):
+        _ = env.max_steps
+    with pytest.raises(AttributeError, match=r"'gravity': it is of the game's configuration, view\.game\.gravity$"):
+        _ = view.gravity
+    assert not hasattr(env, "xyzzy")
+
+
+def test_a_hint_makes_the_view_of_an_environment():
+    env = gpu_vecenv.make("cartpole", 3, "cpu")
+    with pytest.raises(AttributeError) as caught:
+        _ = env.action_space
+    call = re.search(r"gpu_vecenv\.GymnasiumVectorEnv\(.*?\)", str(caught.value)).group()
+    assert eval(call, {"gpu_vecenv": gpu_vecenv, "env": env}).action_space.shape == (3,)
+
+
+@pytest.mark.parametrize("call", ["env.reset(7)", "env.reset(options={})"])
+def test_gymnasiums_call_of_reset_is_refused_with_the_one_here(call):
+    env = gpu_vecenv.make("cartpole", 3, "cpu")
+    with pytest.raises(TypeError, match=r"VecEnv\.reset\(\) .*: seed, mask and out are given by name"):
+        eval(call)
+    with pytest.raises(TypeError, match=r"mask is list; expected bool, a tensor or NumPy array, \(3,\)$"):
+        env.reset(mask=[True] * 3)
+
+
+def test_an_environment_in_place_of_a_game_is_refused_with_its_game():
+    env = gpu_vecenv.make("cartpole", 3, "cpu")
+    for make in (gpu_vecenv.GymnasiumVectorEnv, gpu_vecenv.parallel_env, gpu_vecenv.make):
+        with pytest.raises(TypeError, match=r"^a game is a VecEnv; expected .* an Env: give env\.game$"):
+            make(env)

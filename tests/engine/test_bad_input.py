@@ -21,6 +21,7 @@ from gpu_vecenv import Env, Sampler, Trainer, VecEnv, load_policy
 from gpu_vecenv.engine.digest import Digest
 from gpu_vecenv.envs.registry import GAMES
 from gpu_vecenv.errors import (
+    COUNTERPARTS,
     CapacityError,
     CheckpointCorruptError,
     ClosedEnvError,
@@ -575,7 +576,11 @@ def test_an_argument_of_another_kind_is_refused(call, words):
 
 OPTIONS = {  # class, options -> what the error says
     (gpu_vecenv.PPOConfig, "learningrate"): r"PPOConfig has no option 'learningrate' \(= 1\); nearest: learning_rate",
-    (gpu_vecenv.PPOConfig, "lr"): r"PPOConfig has no option 'lr' \(= 1\); known: activation, .*, weight_decay$",
+    (gpu_vecenv.PPOConfig, "xyzzy"): r"PPOConfig has no option 'xyzzy' \(= 1\); known: activation, .*, weight_decay$",
+    (gpu_vecenv.PPOConfig, "lr"): r"PPOConfig has no option 'lr' \(= 1\); nearest: learning_rate$",
+    (gpu_vecenv.PPOConfig, "ent_coef"): "nearest: entropy_coefficient$",
+    (gpu_vecenv.PPOConfig, "num_envs"): r"'num_envs' \(= 1\); it is an argument of gpu_vecenv\.make; remove it",
+    (gpu_vecenv.PQNConfig, "n_envs"): "it is an argument of gpu_vecenv.make; remove it",
     (gpu_vecenv.PQNConfig, "epsilom"): "PQNConfig has no option 'epsilom' .*; nearest: epsilon",
     (gpu_vecenv.PolicySpec, "netwrk"): "PolicySpec has no option 'netwrk' .*; nearest: network",
     (gpu_vecenv.Curriculum, "random"): "Curriculum has no option 'random' .*; nearest: randomize",
@@ -591,6 +596,20 @@ def test_an_unknown_option_is_refused_with_the_nearest_ones(options, name):
         options(**{name: 1})
     with pytest.raises(TypeError):  # as Python says it
         options(**{name: 1})
+
+
+def test_a_whole_float_is_refused_with_the_spelling_of_an_integer():
+    with pytest.raises(ConfigError, match=r"total_steps is 10000\.0 \(float\); expected int, as 10_000$"):
+        gpu_vecenv.PPOConfig(total_steps=1e4)
+    with pytest.raises(ConfigError, match=r"total_steps is 0\.5 \(float\); expected int$"):
+        gpu_vecenv.PPOConfig(total_steps=0.5)
+
+
+@pytest.mark.parametrize("name", COUNTERPARTS)
+def test_the_counterpart_of_another_librarys_name_is_an_option(name):
+    parts = (gpu_vecenv.PPOConfig, gpu_vecenv.make, type(GRIDWORLD), gpu_vecenv.parallel_env)
+    names = {option for part in parts for option in inspect.signature(part).parameters}
+    assert COUNTERPARTS[name] in names | {"num_agents"} and name not in names - {"max_episode_steps"}
 
 
 def test_options_are_copied_and_pickled(tmp_path):
@@ -696,7 +715,7 @@ def test_an_unknown_tensor_has_the_nearest_names_in_its_error(name, hint):
 
 def test_an_argument_of_make_that_is_misspelt_is_named():
     with pytest.raises(
-        ConfigError, match=r"tag_gridworld has no configuration key 'num_env' \(= 3\); nearest: num_envs"
+        ConfigError, match=r"tag_gridworld has no configuration key 'num_env' \(= 3\); nearest: num_envs$"
     ):
         gpu_vecenv.make("tag_gridworld", num_env=3)
     with pytest.raises(ConfigError, match=r"'devise' .*; nearest: device"):

@@ -9,7 +9,7 @@ from gpu_vecenv.train.logger import RunLog, rate_text
 def logged(folder, iterations, *, done=0):
     """The reports of progress of these iterations of a run of five."""
     reports = []
-    with RunLog(folder, 5, lambda *report: reports.append(report), done=done) as log:
+    with RunLog(folder, 5, 8, lambda *report: reports.append(report), done=done) as log:
         for iteration in iterations:
             first = 2 if iteration == 1 else 0
             returns = {"return_agent": 7.25, "episodes": 3, "first_episodes": first, "episode_length": 12.0}
@@ -21,7 +21,7 @@ def test_progress_comes_with_the_newest_returns(tmp_path):
     first, *_, last = logged(tmp_path, range(1, 6))
     assert first == (
         0.2,
-        "iteration 1 of 5  2,000k agent-steps/s  no returns yet: first episodes are running (2)",
+        "iteration 1 of 5  2,000k agent-steps/s  no returns yet: first episodes are running in 2 of 8 environments",
     )
     assert last == (1.0, "iteration 5 of 5  2,000k agent-steps/s  return: agent 7.25  episode: 12 steps")
 

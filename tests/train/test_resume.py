@@ -266,7 +266,8 @@ def test_a_finished_run_that_is_resumed_is_only_evaluated(command, trained):
     alone = trained("alone", 3)
     again = interrupted(alone, 3)
     code, output, errors = command("train", "--resume", again)
-    assert (code, errors) == (0, []) and "all iterations are done" in output
+    extended = f"gpu-vecenv train --resume {again} --total-steps {6 * STEPS}"
+    assert (code, errors) == (0, []) and f"all iterations are done; to train twice as long: {extended}" in output
     assert differences(alone, again) == [] and (again / METRICS_FILE).read_text() == (alone / METRICS_FILE).read_text()
 
 

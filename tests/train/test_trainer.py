@@ -341,7 +341,7 @@ def test_shares_of_time_are_parts_of_a_whole(device):
         assert metrics["update_time_fraction"] > 0 and metrics["agent_steps_per_s"] > 0
 
 
-def test_training_calls_back_after_each_iteration(device):
+def test_training_calls_back_after_each_iteration(device, tmp_path):
     told = []
     config = changed(total_steps=8 * 6 * 3 + 1, learning_rate=0.4)
     trainer = Trainer(leaving(device), config, on_iteration=told.append)
@@ -351,7 +351,12 @@ def test_training_calls_back_after_each_iteration(device):
     assert [metrics["env_steps"] for metrics in told] == [48, 96, 144, 192]
     for name in ("learning_rate_tagger", "learning_rate_runner"):  # with which the iteration was
         assert [metrics[name] for metrics in told] == pytest.approx([0.4, 0.3, 0.2, 0.1])
-    assert trainer.train() == {} and len(told) == 4
+    with pytest.warns(RuntimeWarning, match="all 4 iterations are done, nothing was trained; to train on, save"):
+        assert trainer.train() == {} and len(told) == 4
+    trainer.save(tmp_path / "done.safetensors")
+    longer = Trainer(leaving(device), changed(config, total_steps=2 * config.total_steps))
+    longer.load(tmp_path / "done.safetensors")
+    assert longer.train()["iteration"] == longer.num_iterations == 7
     constant = Trainer(leaving(device), changed(config, final_learning_rate=None), on_iteration=told.append)
     constant.train()
     assert [metrics["learning_rate_tagger"] for metrics in told[4:]] == [0.4] * 4

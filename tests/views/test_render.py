@@ -592,9 +592,9 @@ def test_an_unknown_render_mode_is_refused_with_the_valid_ones():
 
 def test_a_game_without_draw_says_how_to_add_it():
     assert checked_render_mode(Undrawn(), None) is None
-    with pytest.raises(gymnasium.error.UnsupportedMode, match=r"Undrawn has no draw method.*draw\(self, state\)"):
+    with pytest.raises(gymnasium.error.UnsupportedMode, match=r"Undrawn has no method draw.*draw\(self, state\)"):
         GymnasiumEnv(Undrawn, render_mode="rgb_array")
-    with pytest.raises(EnvDefinitionError, match="Undrawn cannot be rendered"):
+    with pytest.raises(EnvDefinitionError, match="Undrawn cannot be rendered: .*gpu-vecenv new my_game"):
         Undrawn().draw({})
 
 
