@@ -23,7 +23,7 @@ from gpu_vecenv.train.graph import GraphedCallable, GraphPool, capture_stream, o
 from gpu_vecenv.train.layers import has_hooks
 from gpu_vecenv.train.policy import Policy
 from gpu_vecenv.train.recurrent import kept
-from gpu_vecenv.train.role_view import RoleView, agents_of, check_each_agent_once
+from gpu_vecenv.train.role_view import RoleView, agents_of, check_each_agent_once, sides_with_returns
 
 # The actor of some agents: a policy, a function from their observations (num_envs, count, *shape) to actions of their
 # action space, or None for a random policy. Functions are called for up to 15 steps after the last episode has ended.
@@ -288,6 +288,8 @@ class Evaluator:
     def __init__(self, env: VecEnv, num_envs: int, first_env_index: int = 0) -> None:
         self._template, self.env = env, evaluation_env(env, num_envs, first_env_index)
         self._buffers = self.env.step_buffers()
+        sides = (name for name in sides_with_returns(env.game) if name not in env.game.layout.roles)
+        self._sides = {name: RoleView(env.game, [name], env.device) for name in sides}
 
     def __call__(
         self,
@@ -378,7 +380,7 @@ class Evaluator:
         metrics = {"episode_length": statistics["lengths"], "terminated_fraction": statistics["terminations"]}
         for role, where in env.game.layout.role_slices.items():
             metrics[f"return_{role}"] = statistics["returns"][:, where].sum(-1) / max(env.game.layout.roles[role], 1)
-        for name, view in act.views.items():
+        for name, view in {**act.views, **self._sides}.items():
             if name not in env.game.layout.roles:
                 metrics[f"return_{name}"] = statistics["returns"][:, view.agents].mean(-1)
         for name in env.game.state_metrics:  # the state stays as it is at the end of an episode
@@ -413,10 +415,10 @@ def evaluate(
     Returns:
         "episodes", "episode_length" (mean steps), "terminated_fraction" (fraction of episodes whose last step truncated
         no agent) and "return_<role>" (mean over episodes and the role's agents); of actors of single agents, or of
-        several roles, "return_<name>" too. "state_<field>" is the mean of a field in the game's ``state_metrics`` as
-        episodes end. "worst_return_<name>" is the lowest of an episode. With ``greedy`` also
-        "distinct_episodes": how many of them differ in an observation or a reward. Where that is 1, nothing is drawn at
-        random, and more episodes tell no more.
+        several roles, "return_<name>" too, and of both agents of a zero-sum game of one role, whose mean is always 0.
+        "state_<field>" is the mean of a field in the game's ``state_metrics`` as episodes end. "worst_return_<name>" is
+        the lowest of an episode. With ``greedy`` also "distinct_episodes": how many of them differ in an observation or
+        a reward. Where that is 1, nothing is drawn at random, and more episodes tell no more.
 
     Raises:
         ConfigError: An agent has no actor or several, or ``episodes`` is not a positive int.
