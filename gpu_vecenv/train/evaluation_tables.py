@@ -62,7 +62,7 @@ def evaluation_table(game: Env, results: Results, note: str = "") -> Group:
 
 
 def table_of_agents(game: Env, metrics: Mapping[str, float]) -> FittedTable | None:
-    """The returns of agents that ``evaluation_table`` does not show, of what ``evaluate`` returns; None: there are none."""
+    """The returns of agents, of what ``evaluate`` returns, that ``evaluation_table`` lacks; None: there are none."""
     shown, start = {*game.layout.roles, *sides_with_returns(game)}, "return_"
     names = [key.removeprefix(start) for key in metrics if key.startswith(start)]
     table = FittedTable("agents", "mean", "worst")
