@@ -162,16 +162,16 @@ def crossplay(
     def cells(name: str) -> torch.Tensor:
         return torch.stack([metrics[name].cpu() for metrics in played]).view(len(first), len(second), episodes)
 
-    of_sides, names = (cells("side_0"), cells("side_1")), ("+".join(sides[0]), "+".join(sides[1]))
+    side_names, of_sides = ("+".join(sides[0]), "+".join(sides[1])), (cells("side_0"), cells("side_1"))
     returns = {role: _matrix(cells(f"return_{role}")) for role in game.layout.present_roles}
     if shared_roles(game, sides):
-        returns |= {name: _matrix(returns_of_side) for name, returns_of_side in zip(names, of_sides, strict=True)}
+        returns |= {name: _matrix(returns_of_side) for name, returns_of_side in zip(side_names, of_sides, strict=True)}
     both = [name for name in first if name in second and policies[name] is not None]
     where = [[list(names).index(name) for name in both] for names in (first, second)]
     return CrossPlay(
         rows=list(first),
         columns=list(second),
-        sides=names,
+        sides=side_names,
         returns=returns,
         self_and_cross_play={
             name: self_and_cross_play(torch.tensor(matrix.mean, dtype=torch.float64)[where[0]][:, where[1]])

@@ -19,6 +19,7 @@ from gpu_vecenv.engine.sampler import Sampler
 from gpu_vecenv.engine.vec_env import Fault, VecEnv
 from gpu_vecenv.errors import ConfigError, EnvContractError, NonFiniteError
 from gpu_vecenv.progress import OnProgress, no_progress, part
+from gpu_vecenv.train.game_policy import GamePolicy
 from gpu_vecenv.train.graph import GraphedCallable, GraphPool, capture_stream, ordered_on
 from gpu_vecenv.train.layers import has_hooks
 from gpu_vecenv.train.policy import Policy
@@ -47,24 +48,27 @@ class RolePolicies:
 
     Args:
         env: The environment, without ``agents_as_envs``.
-        role_policies: Role or agent -> its actor, or several joined by "+"; roles without agents may be omitted.
+        role_policies: Role or agent -> its actor, or several joined by "+"; roles without agents may be omitted. A
+            GamePolicy stands for its ``policies``.
         greedy: Policies take the most likely action instead of sampling.
 
     Raises:
-        TypeError: ``role_policies`` is no mapping, or an actor is none of the three.
+        TypeError: ``role_policies`` is neither, or an actor is none of the three.
         ConfigError: An agent has no actor or several, a policy does not match its agents, or policies differ in
             ``squash``.
     """
 
-    def __init__(self, env: VecEnv, role_policies: Mapping[str, RolePolicy], greedy: bool = False) -> None:
+    def __init__(self, env: VecEnv, role_policies: GamePolicy | Mapping[str, RolePolicy], greedy: bool = False) -> None:
         check_kind("env", env, VecEnv, "a VecEnv (of a view: view.vec_env)")
         check_flag("greedy", greedy)
         game = env.game
         roles = list(game.layout.present_roles)
+        if isinstance(role_policies, GamePolicy):
+            role_policies = role_policies.policies
         if not isinstance(role_policies, Mapping):
             raise TypeError(
-                f"role_policies is a {type(role_policies).__name__}; expected a mapping, role name -> a Policy, a "
-                f"function of observations, or None for random actions; roles: {roles}"
+                f"role_policies is a {type(role_policies).__name__}; expected a GamePolicy, or a mapping, role name -> "
+                f"a Policy, a function of observations, or None for random actions; roles: {roles}"
             )
         present = [name for name in role_policies if game.layout.roles.get(name) != 0]
         check_each_agent_once(game, present, "role_policies")
@@ -293,7 +297,7 @@ class Evaluator:
 
     def __call__(
         self,
-        role_policies: Mapping[str, RolePolicy],
+        role_policies: GamePolicy | Mapping[str, RolePolicy],
         episodes: int,
         *,
         greedy: bool = False,
@@ -316,7 +320,7 @@ class Evaluator:
 
     def of_each_episode(
         self,
-        role_policies: Mapping[str, RolePolicy],
+        role_policies: GamePolicy | Mapping[str, RolePolicy],
         episodes: int,
         *,
         greedy: bool = False,
@@ -329,7 +333,7 @@ class Evaluator:
 
     def _rounds(
         self,
-        role_policies: Mapping[str, RolePolicy],
+        role_policies: GamePolicy | Mapping[str, RolePolicy],
         episodes: int,
         greedy: bool,
         seed: int,
@@ -394,7 +398,7 @@ class Evaluator:
 
 def evaluate(
     env: VecEnv,
-    role_policies: Mapping[str, RolePolicy],
+    role_policies: GamePolicy | Mapping[str, RolePolicy],
     episodes: int = 1000,
     *,
     greedy: bool = False,
@@ -406,7 +410,7 @@ def evaluate(
     Args:
         env: The template.
         role_policies: Role or agent -> its actor: a ``Policy``, a function from their observations to their actions, or
-            None for random actions. Several may be joined by "+".
+            None for random actions. Several may be joined by "+". Or a GamePolicy, such as ``load_policy`` returns.
         episodes: Number of episodes.
         greedy: Policies take the most likely action instead of sampling.
         seed: Seed of the environments and of the actions.
