@@ -14,6 +14,7 @@ from rich.console import Console
 from gpu_vecenv.cli.actors import actors_of, role_and_source
 from gpu_vecenv.cli.options import PROGRAM, DeviceOptions, load_run_policy
 from gpu_vecenv.declare.config import check_fields, param
+from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.errors import ConfigError, counted
 from gpu_vecenv.escapes import printable
@@ -33,7 +34,7 @@ from gpu_vecenv.train.crossplay import (
 from gpu_vecenv.train.evaluation import RolePolicy
 from gpu_vecenv.train.game_policy import GamePolicy, populations_of_run, run_and_member
 from gpu_vecenv.train.opponents_config import RANDOM
-from gpu_vecenv.train.role_view import agents_of
+from gpu_vecenv.train.role_view import agents_of, sides_with_returns
 from gpu_vecenv.train.run_folder import run_folders
 
 
@@ -41,11 +42,13 @@ from gpu_vecenv.train.run_folder import run_folders
 class Crossplay(DeviceOptions):
     """Play runs against each other: a matrix of mean returns.
 
-    The policies of each run play with and against those of each other run. RUN is the folder of a run, one of its
-    checkpoints, a folder of several seeds, which stands for all of its runs, the word random, or for a role alone
-    runner=OTHER_RUN, runner=random or a script, runner=file.py:function. A run with populations stands for all of
-    their members, RUN:2 for the members 2. The game is configured as in the first
-    run, with the shared fields of its checkpoint.
+    The policies of each run play with and against those of each other run. There is a matrix for each role; where
+    agents of one role are on both sides, as in connect_four, also one for the row's and one for the column's.
+
+    RUN is the folder of a run, one of its checkpoints, a folder of several seeds, which stands for all of its runs, the
+    word random, or for a role alone runner=OTHER_RUN, runner=random or a script, runner=file.py:function. A run with
+    populations stands for all of their members, RUN:2 for the members 2. The game is configured as in the first run,
+    with the shared fields of its checkpoint.
     """
 
     runs: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="RUN...")]]  # at least one, see above
@@ -92,7 +95,7 @@ class Crossplay(DeviceOptions):
         if self.json:
             print(text)
         else:
-            _print_tables(first.game.name(), found, rated)
+            _print_tables(first.game, found, rated)
         if self.out is not None:
             replace_file(self.out, f"{text}\n".encode())
 
@@ -144,20 +147,23 @@ class Crossplay(DeviceOptions):
         return entry
 
 
-def _print_tables(game: str, found: CrossPlay, rated: Mapping[str, Mapping[str, tuple[float, float]]] | None) -> None:
+def _print_tables(game: Env, found: CrossPlay, rated: Mapping[str, Mapping[str, tuple[float, float]]] | None) -> None:
     console, numbers = Console(), {name: k + 1 for k, name in enumerate(dict.fromkeys([*found.rows, *found.columns]))}
     rows, columns = found.sides
     each = counted(found.episodes, "episode")
-    _print_line(console, f"{game}: mean returns of {each} each; rows play {rows}, columns {columns}")
-    for role, matrix in found.returns.items():
-        _print_line(console, f"return, {role}")
+    _print_line(console, f"{game.name()}: mean returns of {each} each; rows play {rows}, columns {columns}")
+    always_zero = set(game.layout.roles) - {*sides_with_returns(game)}
+    for side, matrix in found.returns.items():
+        if side in always_zero:
+            continue
+        _print_line(console, f"return, {side}")
         table = FittedTable("", rows, *(str(numbers[name]) for name in found.columns), left=[rows])
         for name, means, errors in zip(found.rows, matrix.mean, matrix.standard_error, strict=True):
             cells = (f"{mean:.2f} ± {error:.2f}" for mean, error in zip(means, errors, strict=True))
             table.add_row(str(numbers[name]), name, *cells)
         console.print(table)
-        if role in found.self_and_cross_play:
-            _print_line(console, f"{role}: {_in_words(found.self_and_cross_play[role])}")
+        if side in found.self_and_cross_play:
+            _print_line(console, f"{side}: {_in_words(found.self_and_cross_play[side])}")
     for name in (name for name in found.columns if name not in found.rows):
         _print_line(console, f"column {numbers[name]}: {name}")
     for side, of_side in (rated or {}).items():

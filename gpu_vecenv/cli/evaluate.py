@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from json import dumps
 from pathlib import Path
@@ -10,14 +12,16 @@ from typing import Any
 from rich.console import Console
 
 from gpu_vecenv.cli.actors import actors_of, role_sources
-from gpu_vecenv.cli.options import DeviceOptions, Run, load_run_policy
+from gpu_vecenv.cli.options import PROGRAM, DeviceOptions, Run, load_run_policy
 from gpu_vecenv.declare.config import check_fields, param
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.escapes import printable
 from gpu_vecenv.files import check_output, replace_file
 from gpu_vecenv.progress import ProgressDisplay
 from gpu_vecenv.train.evaluation import RolePolicy, evaluate, replaced
-from gpu_vecenv.train.evaluation_tables import evaluation_table
+from gpu_vecenv.train.evaluation_tables import evaluation_table, table_of_agents
+from gpu_vecenv.train.role_view import sides_of_game
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +32,7 @@ class Evaluate(DeviceOptions):
     episodes: int = param(1000, low=1)  # number of episodes
     greedy: bool = False  # take the most likely action instead of a sample
     best: bool = False  # the best checkpoint instead of the newest
-    # who plays roles or agents in place of the run's policies: tagger=random, tagger_0=runs/other or
+    # who plays roles or agents in place of the run's policies: tagger=random, player_1=runs/other or
     # runner=file.py:function; none: the run's play all
     opponents: tuple[str, ...] = ()
     num_envs: int = param(1000, low=1)  # environments that are stepped at a time
@@ -52,6 +56,8 @@ class Evaluate(DeviceOptions):
                 raise ConfigError(f"unknown role {name!r} in opponents; the roles are {known}")
             others = actors_of("opponents", loaded.game, name, source, best=self.best, device=loaded.device)
             role_policies = replaced(loaded.game, role_policies, others)
+        if {*map(id, role_policies.values())}.isdisjoint(map(id, loaded.policies.values())):
+            self._report_no_policy(sides_of_game(loaded.game))
         env = VecEnv(
             loaded.game, min(self.num_envs, self.episodes), loaded.device, driver=self.driver, arrays=loaded.shared
         )
@@ -65,6 +71,17 @@ class Evaluate(DeviceOptions):
         else:
             iteration = f"policies of iteration {loaded.iteration}"
             note = "; ".join([iteration, *["most likely actions"] * self.greedy, *self.opponents])
-            Console().print(evaluation_table(loaded.game, {str(self.run): results}, note))
+            console = Console()
+            console.print(evaluation_table(loaded.game, {str(self.run): results}, note))
+            if (table := table_of_agents(loaded.game, results)) is not None:
+                console.print(table)
         if self.out is not None:
             replace_file(self.out, f"{text}\n".encode())
+
+    def _report_no_policy(self, sides: Sequence[str]) -> None:
+        """Print to the standard error that opponents play all agents."""
+        some = f"; to replace some of them name a role or an agent, such as {sides[-1]}=random" * (len(sides) > 1)
+        text = (
+            f"no policy of {self.run} plays: --opponents {' '.join(self.opponents)} replaces those of all agents{some}"
+        )
+        print(printable(f"{PROGRAM}: {text}"), file=sys.stderr)

@@ -26,7 +26,7 @@ Entry: TypeAlias = GamePolicy | Mapping[str, RolePolicy] | None
 
 @dataclass(frozen=True, kw_only=True)
 class Matrix:
-    """Mean returns of a role, over episodes and its agents: [row][column].
+    """Mean returns of a role or a side, over episodes and its agents: [row][column].
 
     Attributes:
         mean: The means.
@@ -39,7 +39,7 @@ class Matrix:
 
 @dataclass(frozen=True, kw_only=True)
 class SelfAndCrossPlay:
-    """Mean returns of a role where both sides are of one run, and where they are of different runs.
+    """Mean returns of a role or a side where both sides are of one run, and where they are of different runs.
 
     Standard errors are over runs, by the jackknife: they have the randomness of training in them. None: with less than
     three runs there are none.
@@ -71,9 +71,10 @@ class CrossPlay:
         rows: Names of what played the agents of ``sides[0]``.
         columns: Names of what played the agents of ``sides[1]``.
         sides: The two groups of agents, names of roles or agents joined by "+".
-        returns: Role -> its mean returns.
-        self_and_cross_play: Role -> its means of the diagonal and of the rest, over entries that are rows and columns,
-            without random actions; empty if there are less than two of them.
+        returns: Role -> its mean returns. Where agents of one role are on both sides, also each of ``sides`` -> the
+            mean returns of its agents, row's and column's. In a zero-sum game of one role the role's own mean is 0.
+        self_and_cross_play: The same names -> means of the diagonal and of the rest, over entries that are rows and
+            columns, without random actions; empty if there are less than two of them.
         episodes: Of each pairing.
         returns_of_sides: Of the agents of each side, means over them in each episode, (rows, columns, episodes)
             float64. Episodes of all pairings have the same random numbers.
@@ -91,7 +92,7 @@ class CrossPlay:
         """All but ``returns_of_sides``, for JSON."""
         found = {name: value for name, value in vars(self).items() if name != "returns_of_sides"}
         for name in ("returns", "self_and_cross_play"):
-            found[name] = {role: asdict(value) for role, value in found[name].items()}
+            found[name] = {key: asdict(value) for key, value in found[name].items()}
         return {**found, "sides": list(self.sides)}
 
 
@@ -161,21 +162,24 @@ def crossplay(
     def cells(name: str) -> torch.Tensor:
         return torch.stack([metrics[name].cpu() for metrics in played]).view(len(first), len(second), episodes)
 
+    side_names, of_sides = ("+".join(sides[0]), "+".join(sides[1])), (cells("side_0"), cells("side_1"))
     returns = {role: _matrix(cells(f"return_{role}")) for role in game.layout.present_roles}
+    if shared_roles(game, sides):
+        returns |= {name: _matrix(returns_of_side) for name, returns_of_side in zip(side_names, of_sides, strict=True)}
     both = [name for name in first if name in second and policies[name] is not None]
     where = [[list(names).index(name) for name in both] for names in (first, second)]
     return CrossPlay(
         rows=list(first),
         columns=list(second),
-        sides=("+".join(sides[0]), "+".join(sides[1])),
+        sides=side_names,
         returns=returns,
         self_and_cross_play={
-            role: self_and_cross_play(torch.tensor(matrix.mean, dtype=torch.float64)[where[0]][:, where[1]])
-            for role, matrix in returns.items()
+            name: self_and_cross_play(torch.tensor(matrix.mean, dtype=torch.float64)[where[0]][:, where[1]])
+            for name, matrix in returns.items()
             if len(both) > 1
         },
         episodes=episodes,
-        returns_of_sides=(cells("side_0"), cells("side_1")),
+        returns_of_sides=of_sides,
     )
 
 
@@ -197,6 +201,12 @@ def sides_of(game: Env, roles: Sequence[str] = ()) -> tuple[tuple[str, ...], tup
             f"their agents, such as {layout.agent_names[0]!r}, and others that are left"
         )
     return own, tuple(others)
+
+
+def shared_roles(game: Env, sides: tuple[Sequence[str], Sequence[str]]) -> set[str]:
+    """The roles that have agents on both sides."""
+    row, column = ({game.layout.agent_roles[agent] for agent in agents_of(game, side)} for side in sides)
+    return row & column
 
 
 def actors_of_side(game: Env, actors: Mapping[str, RolePolicy], names: Sequence[str]) -> dict[str, RolePolicy] | None:

@@ -19,11 +19,12 @@ from gpu_vecenv.engine.sampler import Sampler
 from gpu_vecenv.engine.vec_env import Fault, VecEnv
 from gpu_vecenv.errors import ConfigError, EnvContractError, NonFiniteError
 from gpu_vecenv.progress import OnProgress, no_progress, part
+from gpu_vecenv.train.game_policy import GamePolicy
 from gpu_vecenv.train.graph import GraphedCallable, GraphPool, capture_stream, ordered_on
 from gpu_vecenv.train.layers import has_hooks
 from gpu_vecenv.train.policy import Policy
 from gpu_vecenv.train.recurrent import kept
-from gpu_vecenv.train.role_view import RoleView, agents_of, check_each_agent_once
+from gpu_vecenv.train.role_view import RoleView, agents_of, check_each_agent_once, sides_with_returns
 
 # The actor of some agents: a policy, a function from their observations (num_envs, count, *shape) to actions of their
 # action space, or None for a random policy. Functions are called for up to 15 steps after the last episode has ended.
@@ -47,24 +48,27 @@ class RolePolicies:
 
     Args:
         env: The environment, without ``agents_as_envs``.
-        role_policies: Role or agent -> its actor, or several joined by "+"; roles without agents may be omitted.
+        role_policies: Role or agent -> its actor, or several joined by "+"; roles without agents may be omitted. A
+            GamePolicy stands for its ``policies``.
         greedy: Policies take the most likely action instead of sampling.
 
     Raises:
-        TypeError: ``role_policies`` is no mapping, or an actor is none of the three.
+        TypeError: ``role_policies`` is neither, or an actor is none of the three.
         ConfigError: An agent has no actor or several, a policy does not match its agents, or policies differ in
             ``squash``.
     """
 
-    def __init__(self, env: VecEnv, role_policies: Mapping[str, RolePolicy], greedy: bool = False) -> None:
+    def __init__(self, env: VecEnv, role_policies: GamePolicy | Mapping[str, RolePolicy], greedy: bool = False) -> None:
         check_kind("env", env, VecEnv, "a VecEnv (of a view: view.vec_env)")
         check_flag("greedy", greedy)
         game = env.game
         roles = list(game.layout.present_roles)
+        if isinstance(role_policies, GamePolicy):
+            role_policies = role_policies.policies
         if not isinstance(role_policies, Mapping):
             raise TypeError(
-                f"role_policies is a {type(role_policies).__name__}; expected a mapping, role name -> a Policy, a "
-                f"function of observations, or None for random actions; roles: {roles}"
+                f"role_policies is a {type(role_policies).__name__}; expected a GamePolicy, or a mapping, role name -> "
+                f"a Policy, a function of observations, or None for random actions; roles: {roles}"
             )
         present = [name for name in role_policies if game.layout.roles.get(name) != 0]
         check_each_agent_once(game, present, "role_policies")
@@ -288,10 +292,12 @@ class Evaluator:
     def __init__(self, env: VecEnv, num_envs: int, first_env_index: int = 0) -> None:
         self._template, self.env = env, evaluation_env(env, num_envs, first_env_index)
         self._buffers = self.env.step_buffers()
+        sides = (name for name in sides_with_returns(env.game) if name not in env.game.layout.roles)
+        self._sides = {name: RoleView(env.game, [name], env.device) for name in sides}
 
     def __call__(
         self,
-        role_policies: Mapping[str, RolePolicy],
+        role_policies: GamePolicy | Mapping[str, RolePolicy],
         episodes: int,
         *,
         greedy: bool = False,
@@ -314,7 +320,7 @@ class Evaluator:
 
     def of_each_episode(
         self,
-        role_policies: Mapping[str, RolePolicy],
+        role_policies: GamePolicy | Mapping[str, RolePolicy],
         episodes: int,
         *,
         greedy: bool = False,
@@ -327,7 +333,7 @@ class Evaluator:
 
     def _rounds(
         self,
-        role_policies: Mapping[str, RolePolicy],
+        role_policies: GamePolicy | Mapping[str, RolePolicy],
         episodes: int,
         greedy: bool,
         seed: int,
@@ -378,7 +384,7 @@ class Evaluator:
         metrics = {"episode_length": statistics["lengths"], "terminated_fraction": statistics["terminations"]}
         for role, where in env.game.layout.role_slices.items():
             metrics[f"return_{role}"] = statistics["returns"][:, where].sum(-1) / max(env.game.layout.roles[role], 1)
-        for name, view in act.views.items():
+        for name, view in {**act.views, **self._sides}.items():
             if name not in env.game.layout.roles:
                 metrics[f"return_{name}"] = statistics["returns"][:, view.agents].mean(-1)
         for name in env.game.state_metrics:  # the state stays as it is at the end of an episode
@@ -392,7 +398,7 @@ class Evaluator:
 
 def evaluate(
     env: VecEnv,
-    role_policies: Mapping[str, RolePolicy],
+    role_policies: GamePolicy | Mapping[str, RolePolicy],
     episodes: int = 1000,
     *,
     greedy: bool = False,
@@ -404,7 +410,7 @@ def evaluate(
     Args:
         env: The template.
         role_policies: Role or agent -> its actor: a ``Policy``, a function from their observations to their actions, or
-            None for random actions. Several may be joined by "+".
+            None for random actions. Several may be joined by "+". Or a GamePolicy, such as ``load_policy`` returns.
         episodes: Number of episodes.
         greedy: Policies take the most likely action instead of sampling.
         seed: Seed of the environments and of the actions.
@@ -413,10 +419,10 @@ def evaluate(
     Returns:
         "episodes", "episode_length" (mean steps), "terminated_fraction" (fraction of episodes whose last step truncated
         no agent) and "return_<role>" (mean over episodes and the role's agents); of actors of single agents, or of
-        several roles, "return_<name>" too. "state_<field>" is the mean of a field in the game's ``state_metrics`` as
-        episodes end. "worst_return_<name>" is the lowest of an episode. With ``greedy`` also
-        "distinct_episodes": how many of them differ in an observation or a reward. Where that is 1, nothing is drawn at
-        random, and more episodes tell no more.
+        several roles, "return_<name>" too, and of both agents of a zero-sum game of one role, whose mean is always 0.
+        "state_<field>" is the mean of a field in the game's ``state_metrics`` as episodes end. "worst_return_<name>" is
+        the lowest of an episode. With ``greedy`` also "distinct_episodes": how many of them differ in an observation or
+        a reward. Where that is 1, nothing is drawn at random, and more episodes tell no more.
 
     Raises:
         ConfigError: An agent has no actor or several, or ``episodes`` is not a positive int.

@@ -20,6 +20,7 @@ from gpu_vecenv.train.evaluation import Evaluator, RolePolicy
 from gpu_vecenv.train.evaluation_curves import ALL_RANDOM
 from gpu_vecenv.train.evaluation_sizes import num_envs_for
 from gpu_vecenv.train.fixed_opponents import FixedOpponents
+from gpu_vecenv.train.role_view import sides_with_returns
 from gpu_vecenv.train.seed_statistics import bootstrap_interval
 from gpu_vecenv.train.trainer import Trainer
 
@@ -60,6 +61,16 @@ def evaluation_table(game: Env, results: Results, note: str = "") -> Group:
     return Group(_title(game, results, note), table)
 
 
+def table_of_agents(game: Env, metrics: Mapping[str, float]) -> FittedTable | None:
+    """The returns of agents, of what ``evaluate`` returns, that ``evaluation_table`` lacks; None: there are none."""
+    shown, start = {*game.layout.roles, *sides_with_returns(game)}, "return_"
+    names = [key.removeprefix(start) for key in metrics if key.startswith(start)]
+    table = FittedTable("agents", "mean", "worst")
+    for name in (others := [name for name in names if name not in shown]):
+        table.add_row(name, f"{metrics[f'return_{name}']:.2f}", f"{metrics[f'worst_return_{name}']:.2f}")
+    return table if others else None
+
+
 def summary_of_seeds(game: Env, results: Sequence[Results]) -> dict[str, dict[str, dict[str, float]]]:
     """Pairing -> statistic -> metric -> value, over runs that differ in the seed.
 
@@ -70,8 +81,8 @@ def summary_of_seeds(game: Env, results: Sequence[Results]) -> dict[str, dict[st
     summary = {}
     for name, first in results[0].items():
         of_all = {metric: [result[name][metric] for result in results] for metric in first}
-        lowest = [f"{start}_{role}" for role in game.layout.roles for start in ("return", "worst_return")]
-        returns = [f"return_{role}" for role in game.layout.roles]
+        lowest = [f"{start}_{name}" for name in sides_with_returns(game) for start in ("return", "worst_return")]
+        returns = [f"return_{name}" for name in sides_with_returns(game)]
         intervals = {
             metric: bootstrap_interval(of_all[metric]) for metric in returns if all(map(math.isfinite, of_all[metric]))
         }
@@ -130,10 +141,10 @@ def _cells(game: Env, metrics: Mapping[str, float]) -> list[str]:
 
 def _headings(game: Env) -> list[str]:
     """Of ``_returns``."""
-    return [f"{role}, {start}" for role in game.layout.roles for start in ("mean", "worst")]
+    return [f"{name}, {start}" for name in sides_with_returns(game) for start in ("mean", "worst")]
 
 
 def _returns(game: Env, metrics: Mapping[str, float]) -> list[str]:
-    """Of each role the mean return and the lowest of an episode; empty where there is none."""
-    names = [f"{start}_{role}" for role in game.layout.roles for start in ("return", "worst_return")]
+    """Of each role or agent the mean return and the lowest of an episode; empty where there is none."""
+    names = [f"{start}_{name}" for name in sides_with_returns(game) for start in ("return", "worst_return")]
     return [f"{metrics[name]:.2f}" if name in metrics else "" for name in names]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +15,7 @@ from gpu_vecenv.train.evaluation_curves import FROZEN, NONE
 from gpu_vecenv.train.opponent_ranges import noop_of
 from gpu_vecenv.train.opponents_config import RANDOM, STILL
 from gpu_vecenv.train.policy import Policy
-from gpu_vecenv.train.role_view import role_of
+from gpu_vecenv.train.role_view import agents_of, role_of, sides_with_returns
 from gpu_vecenv.train.scripts import Script
 from gpu_vecenv.train.trainer import Trainer
 
@@ -24,7 +24,7 @@ KINDS = (RANDOM, STILL, INITIAL)
 
 
 class Match(NamedTuple):
-    """A role that is trained, and a fixed opponent that plays the others."""
+    """A role that is trained, or a player of a zero-sum game of one role, and a fixed opponent of it."""
 
     role: str
     opponent: str
@@ -55,6 +55,8 @@ def parsed_scripts(texts: Sequence[str]) -> tuple[Script, ...]:
 class FixedOpponents:
     """The fixed opponents of each role that a trainer trains, and who acts in a match against one.
 
+    In a zero-sum game of one role each of its two agents stands for a role here: see ``sides_with_returns``.
+
     In a match the policies of one role act as they are now. The agents of other roles that learn are played by the
     opponent: "random", uniform actions; "still", the no-op that the game declares; "initial", the policies with which
     the run began. A script plays its own agents, and those that learn beside it act randomly. Frozen policies act as
@@ -78,8 +80,8 @@ class FixedOpponents:
             raise ConfigError(f"eval_opponents has {wrong[0]!r}; expected some of {', '.join(KINDS)}, each once")
         self._trainer, game, device = trainer, trainer.env.game, trainer.env.device
         names = dict.fromkeys(name for learner in trainer.learners.values() for name in learner.policy.view.names)
-        # Of each role the roles and agents that are trained.
-        self._trained = {role: [n for n in names if role_of(game, n) == role] for role in game.layout.roles}
+        # Of each side what is trained of it: the side itself where a policy is of more agents, else names of policies.
+        self._trained = {side: _parts(game, names, side) for side in sides_with_returns(game)}
         self._still: dict[str, RolePolicy] = {}
         if STILL in kinds and game.noop is not None:
             for role in game.layout.present_roles:
@@ -90,11 +92,10 @@ class FixedOpponents:
         for role in (role for role, trained in self._trained.items() if trained):
             others = [other for other in self._trained if other != role and self._trained[other]]
             if others:
-                self.matches += [
-                    Match(role, kind) for kind in kinds if kind != STILL or self._still.keys() >= {*others}
-                ]
+                can_stand = self._still.keys() >= {role_of(game, other) for other in others}
+                self.matches += [Match(role, kind) for kind in kinds if kind != STILL or can_stand]
             else:
-                apart = any(name != role for name in game.layout.present_roles)
+                apart = any(agents_of(game, [other]) for other in self._trained if other != role)
                 self.matches.append(Match(role, FROZEN if apart else NONE))
         self._initial = (
             {name: copy.deepcopy(trainer.policies[name]) for name in trainer.acting_members()}
@@ -110,10 +111,12 @@ class FixedOpponents:
             agents, source = script
             if agents not in known:
                 raise ConfigError(f"eval_scripts has {agents!r}; {nearest(agents, known)}")
-            actor, own = script.actor("eval_scripts", game), role_of(game, agents)
-            against = [role for role, trained in self._trained.items() if trained and role != own]
+            actor, own = script.actor("eval_scripts", game), {*agents_of(game, [agents])}
+            trained = [side for side, names in self._trained.items() if names]
+            against = [side for side in trained if own.isdisjoint(agents_of(game, [side]))]
             if not against:
-                raise ConfigError(f"eval_scripts: {source} plays {agents}, against whom no other role is trained")
+                one = f"; expected a single agent, such as {trained[-1]}={source}" * (len(trained) > 1)
+                raise ConfigError(f"eval_scripts: {source} plays {agents}, against whom no other role is trained{one}")
             for role in against:
                 match = Match(role, script.name)
                 if match in self._scripts:
@@ -143,20 +146,32 @@ class FixedOpponents:
         """The actors of a match, for ``evaluate``."""
         trainer, game = self._trainer, self._trainer.env.game
         others = [name for role, trained in self._trained.items() if role != match.role for name in trained]
-        found: dict[str, RolePolicy] = dict(trainer.role_policies(others))
+        playing: dict[str, RolePolicy] = dict.fromkeys(others)  # random actions
+        if match.opponent == STILL:
+            playing = {name: self._still[role_of(game, name)] for name in others}
+        elif match.opponent == INITIAL:
+            initial = {name: policy for policy in self._initial.values() for name in policy.view.names}
+            playing = {name: initial[name if name in initial else role_of(game, name)] for name in others}
+        found = replaced(game, trainer.role_policies(), playing)
         if match in self._scripts:
             agents, actor = self._scripts[match]
             return replaced(game, found, {agents: actor})
-        if match.opponent == STILL:
-            found |= {name: self._still[role_of(game, name)] for name in others}
-        elif match.opponent == INITIAL:
-            initial = {name: policy for policy in self._initial.values() for name in policy.view.names}
-            found |= {name: initial[name] for name in others}
         return found
 
     def replaces(self, match: Match) -> bool:
         """Whether the opponent differs from the policies that are trained, or frozen, beside the role."""
         return match in self._scripts or match.opponent not in (FROZEN, NONE)
+
+
+def _parts(game: Env, names: Iterable[str], side: str) -> list[str]:
+    """The roles and agents of ``names`` that are of this side; the side where one of them has it and other agents."""
+    own = {*agents_of(game, [side])}
+    found = list[str]()
+    for name in names:
+        agents = {*agents_of(game, [name])}
+        if own & agents:
+            found.append(name if agents <= own else side)
+    return found
 
 
 class StandingStill:

@@ -113,8 +113,8 @@ def plot_runs(
     Args:
         runs: Folders with a metrics.csv.
         out: The image, .png or .svg; its folder is created if necessary.
-        metrics: Columns of metrics.csv; by default the return of each role and the episode length, without those that
-            no run has or that are always 0.
+        metrics: Columns of metrics.csv, and returns in evaluations; by default the return of each role, or agent that
+            is evaluated, and the episode length, without those that no run has or that are always 0.
         x: "env_steps", or "seconds" of training; "both": a column of panels for each.
         smooth: Number of rows of a trailing mean.
 
@@ -264,11 +264,13 @@ def _draw_evaluations(
 def _chosen_metrics(groups: Sequence[Group], metrics: Sequence[str]) -> list[str]:
     """The metrics to plot; ConfigError if no run has one of them."""
     known = dict.fromkeys(name for group in groups for run in group.runs for row in islice(run, 1) for name in row)
+    matches = [match for group in groups for evaluations in group.evaluations for match in evaluations]
+    evaluated = dict.fromkeys(f"return_{role}" for role, _ in matches)
+    known |= evaluated
     wanted = list(dict.fromkeys(metrics))
     if not wanted:
         default = [name for name in known if name.startswith("return_")] + ["episode_length"]
         runs_with_rows = [run for group in groups for run in group.runs if run]
-        evaluated = {f"return_{role}" for group in groups for runs in group.evaluations for role, _ in runs}
         wanted = [name for name in default if name in evaluated or _is_informative(runs_with_rows, name)] or default[:1]
     for name in wanted if known or metrics else ():
         if name not in known:

@@ -61,6 +61,15 @@ def sides_of_game(game: Env) -> tuple[str, ...]:
     return present if len(present) > 1 else tuple(game.layout.agent_names)
 
 
+def sides_with_returns(game: Env) -> tuple[str, ...]:
+    """Names of those whose mean returns say how well policies play: all roles.
+
+    In a zero-sum game of one role these are its agents: the mean over the role is always 0.
+    """
+    roles = tuple(game.layout.roles)
+    return tuple(game.layout.agent_names) if game.zero_sum and len(game.layout.present_roles) == 1 else roles
+
+
 def check_each_agent_once(game: Env, names: Iterable[str], what: str = "policies") -> None:
     """Raise ConfigError unless each agent has one of the policies of these names, and each policy has agents.
 

@@ -12,6 +12,7 @@ import torch
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.evaluation import Evaluator
 from gpu_vecenv.train.fixed_opponents import FixedOpponents, Match
+from gpu_vecenv.train.role_view import sides_with_returns
 from gpu_vecenv.train.trainer import Trainer
 
 SEED = 2  # of all scores, so that they differ by the policies alone; other evaluations have 1 unless another is given
@@ -53,8 +54,9 @@ class Selection:
     Args:
         trainer: The trainer.
         metric: "return_<role>", "episode_length", "terminated_fraction" or "state_<field>" of the game's
-            ``state_metrics``; None: of each trained role its own return.
-            The return of a trained role is that of the episodes in which it is the one that plays.
+            ``state_metrics``; None: of each trained role its own return. In a zero-sum game of one role it is
+            "return_<agent>", see ``FixedOpponents``. The return of a trained role is that of the episodes in which it
+            is the one that plays.
         episodes: Number of episodes of each match, rounded up to a multiple of the processes; 0: no evaluations.
         interval: Training episodes between two scores, per episode of a score: 10 makes a score cost about a tenth of
             the steps of training, without their updates.
@@ -73,8 +75,8 @@ class Selection:
         opponents: FixedOpponents | None = None,
     ) -> None:
         self.opponents = FixedOpponents(trainer) if opponents is None else opponents
-        roles = list(trainer.env.game.layout.roles)
-        known = [*(f"return_{role}" for role in roles), "episode_length", "terminated_fraction"]
+        sides = sides_with_returns(trainer.env.game)
+        known = [*(f"return_{side}" for side in sides), "episode_length", "terminated_fraction"]
         known += [f"state_{name}" for name in trainer.env.game.state_metrics]
         if metric is not None and metric not in known:
             raise ConfigError(f"best_metric is {metric!r}; expected one of {', '.join(known)}")

@@ -111,9 +111,7 @@ def _actions_of(
     """Function from observations and action masks to actions."""
     if policy is None:
         return lambda obs, action_mask: eval_env.sample_actions()
-    if isinstance(policy, GamePolicy):
-        policy = policy.policies
-    if isinstance(policy, Mapping):
+    if isinstance(policy, (GamePolicy, Mapping)):
         return RolePolicies(eval_env, policy, greedy)
     if not callable(policy):
         raise TypeError(

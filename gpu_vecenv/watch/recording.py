@@ -66,7 +66,6 @@ def record(
     (name, config), sources = _name_and_config(game), source_sha256(game)
     eval_env = evaluation_env(env, episodes)
     try:
-        role_policies = role_policies.policies if isinstance(role_policies, GamePolicy) else role_policies
         act, playing = RolePolicies(eval_env, role_policies, greedy), part(on_progress, 0, episodes + 1, "play")
         actions, digests = _play_episodes(eval_env, act, seed, playing)
         statistics = {name: tensor.cpu().numpy() for name, tensor in eval_env.episode_statistics().items()}

@@ -1426,8 +1426,33 @@ def test_others_may_play_a_role(trained, command, tmp_path):
         ([f"runner={trained}"], {}),
     ):
         code, output, errors = command(*options, "--opponents", *given)
-        assert (code, errors) == (0, []), given
+        note = [
+            f"gpu-vecenv: no policy of {trained} plays: --opponents runner=random tagger=other replaces those of all "
+            "agents; to replace some of them name a role or an agent, such as runner=random"
+        ]
+        assert (code, errors) == (0, note * (len(given) > 1)), given
         assert json.loads(output).items() >= played(trained, 30, 30, players).items(), given
+
+
+@pytest.mark.parametrize("game", ["tag_gridworld", "connect_four"])
+def test_evaluate_prints_the_returns_of_agents_whose_role_is_played_by_several(game, trained, command):
+    """In a zero-sum game of one role they stand in place of those of the role, whose mean is always 0."""
+    run, agents = str(trained), ["tagger_0", "tagger_1"]
+    if game == "connect_four":
+        run, agents = "four", ["player_0", "player_1"]
+        assert command("train", game, *SHORT, "--best-episodes", "0", "--out", run)[0] == 0
+    options = ["evaluate", run, "--device", "cpu", "--episodes", "20", "--opponents", f"{agents[1]}=random"]
+    code, output, errors = command(*options)
+    assert (code, errors) == (0, [])
+    metrics = json.loads(command(*options, "--json")[1])
+    means, worst = ([f"{metrics[f'{start}_{name}']:.2f}" for name in agents] for start in ("return", "worst_return"))
+    assert len(set(means)) == 2
+    if game == "connect_four":
+        cells = [cell for pair in zip(means, worst, strict=True) for cell in pair]
+        assert "player_0" in output and output.split()[-4:] == cells and " player " not in output
+    else:
+        for name, *cells in zip(agents, means, worst, strict=True):
+            assert re.search(rf"^{name} +{' +'.join(map(re.escape, cells))}$", output, re.M), output
 
 
 def test_a_script_may_play_a_role(trained, command, tmp_path):

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +22,12 @@ def stay(game):
     return lambda obs: torch.zeros(obs.shape[:2], dtype=torch.int32)
 
 number = 3
+"""
+
+FIRST_COLUMN = """import torch
+
+def first(game):
+    return lambda obs: (obs[:, :, 0] == 0).all(-1).int().argmax(-1).int()
 """
 
 
@@ -52,7 +59,8 @@ def command(trained, capsys, monkeypatch, tmp_path):
         return code, output, errors.splitlines()
 
     yield call
-    sys.modules.pop("own_scripts", None)
+    for name in ("own_scripts", "first_column"):
+        sys.modules.pop(name, None)
 
 
 def test_every_run_plays_every_other(command, tmp_path):
@@ -90,6 +98,24 @@ def test_tables_show_all_returns_and_ratings(command):
         for one in said["ratings"][role].values():
             assert f"{one['mu']:.1f} ± {one['sigma']:.1f}" in output
     assert "column 4: runner=own_scripts.py:stay" in output and len(said["ratings"]["runner"]) == 4
+
+
+def test_both_sides_of_one_role_have_a_table(command):
+    """The returns of the two players of connect_four cancel in the mean of their role."""
+    train = ["train", "connect_four", *TINY, *"--total-steps 16 --episodes 2 --best-episodes 0 --out four".split()]
+    assert command(*train)[0] == 0
+    Path("first_column.py").write_text(FIRST_COLUMN)
+    options = ["four", "player=first_column.py:first", "random", "--episodes", "50", "--device", "cpu"]
+    code, output, errors = command("crossplay", *options)
+    assert (code, errors) == (0, [])
+    found = json.loads(command("crossplay", *options, "--json")[1])["returns"]
+    assert list(found) == ["player", "player_0", "player_1"] and found["player_0"]["mean"][1][2] > 0.3
+    assert "rows play player_0, columns player_1" in output and "return, player\n" not in output
+    for side in ("player_0", "player_1"):
+        _, _, table = output.partition(f"return, {side}\n")
+        means, errors = (found[side][key][1] for key in ("mean", "standard_error"))
+        cells = [f"{mean:.2f} ± {error:.2f}" for mean, error in zip(means, errors, strict=True)]
+        assert re.search(r"^2 +player=first_column.py:first +" + " +".join(map(re.escape, cells)), table, re.M), output
 
 
 def test_agents_may_be_rows(command):

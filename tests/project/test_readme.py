@@ -160,8 +160,8 @@ def made_before(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert run(folder / "game", "-m", "gpu_vecenv.cli", "new", "my_game").returncode == 0
         for name, text in files("docs/write_a_game.md").items():
             (folder / name).write_text(text)
-        train = ["train", "foragers.py", *SMALL, "--out", "foragers"]
-        assert run(folder, "-m", "gpu_vecenv.cli", *train).returncode == 0
+        for game, name in (("foragers.py", "foragers"), ("connect_four", "four"), ("connect_four", "four-snapshots")):
+            assert run(folder, "-m", "gpu_vecenv.cli", "train", game, *SMALL, "--out", name).returncode == 0
 
     return made_once(tmp_path_factory, "made_before", make)
 

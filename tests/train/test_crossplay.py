@@ -44,8 +44,9 @@ def test_a_row_plays_the_first_agent_and_a_column_all_others(device):
     for returns, expected in zip(found.returns_of_sides, (first, others), strict=True):
         assert returns.shape == (2, 2, 6)
         assert (returns == torch.tensor(expected, dtype=torch.float64)[:, :, None]).all()
-    (matrix,) = found.returns.values()
-    assert list(found.returns) == ["player"] and matrix.standard_error == [[0, 0], [0, 0]]
+    matrix, *of_sides = found.returns.values()
+    assert list(found.returns) == ["player", *found.sides] and matrix.standard_error == [[0, 0], [0, 0]]
+    assert [one.mean for one in of_sides] == [first, others]
     expected = [[(a + 2 * b) / 3 for a, b in zip(*rows, strict=True)] for rows in zip(first, others, strict=True)]
     assert matrix.mean == [pytest.approx(row) for row in expected]  # sums of thirds are rounded
     told = found.self_and_cross_play["player"]
@@ -97,6 +98,22 @@ def test_what_plays_one_side_alone_is_a_row_or_a_column(device):
     assert (found.rows, found.columns) == (["bets", "random"], ["folds", "random"])
     assert found.returns["first"].mean[0][0] == 1 and found.returns["second"].mean[0][0] == -1
     assert found.self_and_cross_play == {}
+
+
+def first_open_column(obs):
+    return (obs[:, :, 0] == 0).all(-1).int().argmax(-1).to(torch.int32)
+
+
+def test_players_of_a_zero_sum_game_of_one_role_have_a_matrix_each(device):
+    """The mean over the role is 0, whoever wins."""
+    env = gpu_vecenv.make("connect_four", 50, device)
+    found = crossplay(env, {"first column": {"player": first_open_column}, "random": None}, episodes=200)
+    first, second = found.returns["player_0"].mean, found.returns["player_1"].mean
+    assert found.returns["player"].mean == [[0, 0], [0, 0]]
+    # Its four stand in a column unless a random piece is in the way: one of three, each with a probability of 1 in 7.
+    assert first[0][1] > 0.3 and second[1][0] > 0.3
+    assert [[-value for value in row] for row in second] == first
+    assert found.as_dict()["returns"]["player_1"]["mean"] == second
 
 
 def test_a_game_of_several_roles_has_a_matrix_for_each(device):

@@ -18,10 +18,10 @@ from support.training import SMALL, leaving, policy_of
 from torch import nn
 
 import gpu_vecenv
-from gpu_vecenv import Env, Field
+from gpu_vecenv import Env, Field, GamePolicy
 from gpu_vecenv.declare.env import i32
 from gpu_vecenv.errors import ConfigError, EnvContractError, NonFiniteError
-from gpu_vecenv.train.evaluation import RolePolicies, evaluate
+from gpu_vecenv.train.evaluation import Evaluator, RolePolicies, evaluate
 from gpu_vecenv.train.policy import Policy
 from gpu_vecenv.train.trainer import Trainer
 from gpu_vecenv.watch.recording import record
@@ -556,6 +556,17 @@ def test_an_int64_that_no_int32_holds_is_no_choice(value, device):
     env = gpu_vecenv.make(Script, 4, device)
     with pytest.raises(NonFiniteError):
         evaluate(env, {"lead": lambda obs: torch.full(obs.shape[:2], value, device=obs.device), "other": None}, 4)
+
+
+def test_a_game_policy_stands_for_its_policies(device):
+    env = gpu_vecenv.make(Script, 4, device)
+    policy = GamePolicy(env.game, Trainer(env, SMALL).policies)
+    expected = evaluate(env, policy.policies, 8)
+    assert evaluate(env, policy, 8) == expected
+    evaluator = Evaluator(env, 4)
+    assert evaluator(policy, 8) == expected
+    assert evaluator.of_each_episode(policy, 8)["return_lead"].mean() == pytest.approx(expected["return_lead"])
+    evaluator.close()
 
 
 @pytest.mark.parametrize(

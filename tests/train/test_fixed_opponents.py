@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from games.race import Race
 from reliability.resume import evaluation_rows
 from support.training import SMALL, leaving
 
@@ -84,6 +85,28 @@ def test_what_learns_beside_a_script_acts_randomly_and_frozen_roles_by_their_pol
     assert opponents.role_policies(Match("tagger", "frozen")) == frozen.policies
     alone = FixedOpponents(Trainer(gpu_vecenv.make("cartpole", 4, device), SMALL))
     assert alone.matches == [("agent", "none")] and not alone.replaces(alone.matches[0])
+
+
+def test_a_player_of_a_zero_sum_game_of_one_role_plays_against_the_other_one(script, device):
+    """The mean return of the role is always 0."""
+    env = gpu_vecenv.make(Race, 6, device)
+    trainer, beginning = (Trainer(env, SMALL, seed=3) for _ in range(2))
+    opponents = FixedOpponents(trainer, scripts=[Script("player_1", f"{script}:right")])
+    trainer.train_iteration()
+    against = [(player, name) for player in ("player_0", "player_1") for name in ("random", "initial")]
+    assert opponents.matches == [*against, ("player_0", "right")]
+    random, initial = (opponents.role_policies(Match("player_1", name)) for name in ("random", "initial"))
+    assert random == {"player_1": trainer.policies["player"], "player_0": None}
+    assert not differ(initial["player_0"], beginning.policies["player"])
+    assert differ(initial["player_0"], initial["player_1"])
+    assert opponents.role_policies(Match("player_0", "right"))["player_0"] is trainer.policies["player"]
+    specs = {"player_0": PolicySpec(), "player_1": PolicySpec(train=False)}
+    frozen = FixedOpponents(Trainer(env, SMALL, policies=specs))
+    assert frozen.matches == [("player_0", "frozen")]
+    with pytest.raises(
+        ConfigError, match=r"plays player, against .*; expected a single agent, such as player_1=.*:right"
+    ):
+        FixedOpponents(trainer, scripts=[Script("player", f"{script}:right")])
 
 
 @pytest.mark.parametrize(

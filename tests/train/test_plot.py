@@ -355,6 +355,16 @@ def test_a_run_without_opponents_is_not_said_to_have_one(tmp_path):
     assert "evaluation" in words and "against none" not in words
 
 
+def test_returns_of_agents_that_evaluations_alone_have_get_panels(tmp_path):
+    """As in a zero-sum game of one role, whose own mean return is always 0."""
+    folder = written(tmp_path / "run", [row(i, return_agent=0.0) for i in (1, 2)])
+    evaluated(folder, {("agent_0", "random"): [0, 1], ("agent_1", "random"): [-1, 1]})
+    plot_runs([folder], tmp_path / "curve.svg")
+    words = words_of(tmp_path / "curve.svg")
+    assert "return, agent_0" in words and "return, agent_1" in words and "return, agent" not in words
+    assert heights(lines_of(tmp_path / "curve.svg")[1][COLOURS[1]][0]) == [0, 1]
+
+
 def test_the_legend_names_the_games_where_runs_have_several(tmp_path):
     games = {"a-seed1": "cartpole", "a-seed2": "cartpole", "b": "pendulum", "unknown": None}
     runs = [returning(tmp_path / name, [1, 2]) for name in games]

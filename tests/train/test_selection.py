@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 import pytest
+from games.race import Race
 from gymnasium.spaces import Discrete
 from support.bitwise import equal_bits
 from support.training import SMALL, leaving
@@ -146,6 +147,27 @@ def test_frozen_roles_are_opponents_by_their_policies(device):
     assert results["return_runner"].state.best == played["return_runner"]
     idle = Trainer(leaving(device), SMALL, policies=dict.fromkeys(specs, PolicySpec(train=False)))
     assert not Selection(idle, None, 6, 0).is_best()
+
+
+@pytest.mark.parametrize("metric", [None, "return_player_1"])
+def test_players_of_a_zero_sum_game_of_one_role_are_scored_each(metric, device):
+    """The mean return of the role is always 0."""
+    env = gpu_vecenv.make(Race, 6, device)
+    trainer, initial = (Trainer(env, SMALL, seed=4) for _ in range(2))
+    selection = Selection(trainer, metric, 6, 0)
+    trainer.train_iteration()
+    assert selection.is_best()
+    now, scores = trainer.policies["player"], []
+    for opponent in (None, initial.policies["player"]):
+        for player, other in (("player_0", "player_1"), ("player_1", "player_0"))[0 if metric is None else 1 :]:
+            scores.append(evaluate(env, {player: now, other: opponent}, 6, seed=SEED)[f"return_{player}"])
+    assert selection.state.best == pytest.approx(fmean(scores), rel=1e-12) and any(scores)
+    assert [result.role for result in selection.results] == ["player_0"] * 2 + ["player_1"] * 2
+    selection.close()
+    with pytest.raises(
+        ConfigError, match="'return_player'; expected one of return_player_0, return_player_1, episode_l"
+    ):
+        Selection(trainer, "return_player", 6, 0)
 
 
 def test_a_score_is_due_after_training_episodes_in_proportion_to_its_own():
