@@ -102,6 +102,13 @@ def check_vector_env(
     Raises:
         ConfigError: An unknown check or mode, or a number out of range.
         TypeError, ValueError: ``make`` returns no vector environment, or one of another size.
+
+    Example:
+        >>> def make(n):
+        ...     return gymnasium.make_vec("gpu_vecenv/CartPole-v1", num_envs=n, output="numpy")
+        >>> report = gpu_vecenv.check_vector_env(make, checks=["K01"], steps=10)
+        >>> report.passed, report.failures
+        (['K01'], [])
     """
     chosen = chosen_checks(checks, CHECKS)
     _check_numbers(seed, steps, max_steps)
