@@ -102,6 +102,13 @@ def check_vector_env(
     Raises:
         ConfigError: An unknown check or mode, or a number out of range.
         TypeError, ValueError: ``make`` is no function, or returns no vector environment, or one of another size.
+
+    Example:
+        >>> def make(n):
+        ...     return gymnasium.make_vec("gpu_vecenv/CartPole-v1", num_envs=n, output="numpy")
+        >>> report = gpu_vecenv.check_vector_env(make, checks=["K01"], steps=10)
+        >>> report.passed, report.failures
+        (['K01'], [])
     """
     _check_make(make, 'check_vector_env(lambda num_envs: gymnasium.make_vec("CartPole-v1", num_envs=num_envs))')
     chosen = chosen_checks(checks, CHECKS)

@@ -74,6 +74,13 @@ class Env:
     Raises:
         ConfigError: A configuration value has the wrong type or lies outside its range.
         EnvDefinitionError: The declaration itself is inconsistent.
+
+    Example:
+        >>> game = gpu_vecenv.configure("tag_gridworld", num_taggers=2)  # an Env
+        >>> game.num_taggers, game.max_steps, game.num_agents
+        (2, 100, 3)
+        >>> game.layout.observation.shape
+        (13,)
     """
 
     # Parameters that each environment draws anew at each reset: (name, low, high) of each.

@@ -65,6 +65,14 @@ class Sampler:
 
     Raises:
         ConfigError: ``squash`` is none of them, or not "clip" for a game without a Box.
+
+    Example:
+        >>> env = gpu_vecenv.make("cartpole", num_envs=8)
+        >>> obs, info = env.reset(seed=1)
+        >>> sampler = gpu_vecenv.Sampler(env)
+        >>> logits = torch.zeros(8, env.num_agents, sampler.num_parameters, device=env.device)
+        >>> sampler.sample(logits).actions.shape
+        torch.Size([8, 1])
     """
 
     def __init__(self, env: VecEnv, squash: Squash = "clip") -> None:

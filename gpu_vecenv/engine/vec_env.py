@@ -114,6 +114,13 @@ class VecEnv:
         TypeError, ValueError, ConfigError: An argument is wrong.
         CapacityError: The environments do not fit in memory.
         DeviceUnavailableError, CompilerError, KernelCompileError: The device, a compiler or the game's source fails.
+
+    Example:
+        >>> env = gpu_vecenv.make("tag_gridworld", num_envs=100, num_taggers=4)  # a VecEnv
+        >>> obs, info = env.reset(seed=7)
+        >>> obs, rewards, terminations, truncations, info = env.step(env.sample_actions())
+        >>> obs.shape, rewards.dtype
+        (torch.Size([100, 5, 21]), torch.float32)
     """
 
     def __init__(
@@ -350,8 +357,10 @@ class VecEnv:
             out: Buffers to write to; None allocates.
 
         Returns:
-            ``obs`` of all environments, and ``info`` with "active" and, if the game declares them, "action_mask" and
-            "acting".
+            ``obs`` of all environments, (num_envs, num_agents, *obs_shape) float32 or uint8, and ``info`` with
+            "active", (num_envs, num_agents) bool, and, if the game declares them, "action_mask", (num_envs, num_agents,
+            num_logits) bool, and "acting", (num_envs, num_agents) bool. With ``agents_as_envs`` the first two axes are
+            one, here and in ``step``.
 
         Raises:
             InvalidSeedError, TypeError, ValueError: An argument is wrong; nothing has changed.
@@ -384,9 +393,10 @@ class VecEnv:
             out: Buffers to write to; None allocates, so that earlier outputs never change.
 
         Returns:
-            ``obs``, ``rewards``, ``terminations``, ``truncations`` and ``info`` with "active" and, in "same_step" mode,
-            "final_obs" and "_final_obs" (the mask of its valid rows); "action_mask" and "acting" if the game declares
-            them.
+            ``obs``, (num_envs, num_agents, *obs_shape) float32 or uint8; ``rewards``, (num_envs, num_agents) float32;
+            ``terminations`` and ``truncations``, (num_envs, num_agents) bool; ``info``, as that of ``reset``, with
+            "fault", (num_envs, num_agents) bool, and in "same_step" mode "final_obs", like ``obs``, and "_final_obs",
+            (num_envs, num_agents) bool, the mask of its valid rows.
 
         Raises:
             TypeError, ValueError: Dtype, shape or device of ``actions`` or ``out`` is wrong; nothing has changed.

@@ -44,7 +44,7 @@ class Armies(NamedTuple):
 def armies_of(scenario: str) -> Armies:
     """The armies that a scenario names.
 
-    ``3s5z`` fights its own kind; in ``5m_vs_6m`` enemies follow ``_vs_``; ``smacv2_10_units`` draws ten units for each.
+    ``3s5z`` fights its own kind; in ``5m_vs_6m`` enemies follow ``_vs_``; ``smacv2_N_units`` draws N units for each.
 
     Raises:
         ConfigError: It names none.
@@ -52,7 +52,7 @@ def armies_of(scenario: str) -> Armies:
     if not (found := SCENARIO.fullmatch(scenario)):
         raise ConfigError(
             f"Skirmish.scenario is {scenario!r:.100}; expected numbers of units of the types {', '.join(UNITS)}, such "
-            "as '3s5z' or '5m_vs_6m', or 'smacv2_10_units'"
+            "as '3s5z' or '5m_vs_6m', or 'smacv2_N_units' for N drawn ones, such as 'smacv2_10_units'"
         )
     allies, enemies, size = found.groups()
     if size:

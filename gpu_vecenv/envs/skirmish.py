@@ -26,7 +26,7 @@ Q_LEARNING = {"learning_rate": 5e-4, "gamma": 0.99, "q_lambda": 0.5, "final_epsi
 class Skirmish(Env):
     """Allies fight a scripted army. Rules and defaults of JaxMARL 0.2.0's HeuristicEnemySMAX."""
 
-    scenario: str = "3s5z"  # the armies: 3s5z against its like, 5m_vs_6m, or at random: smacv2_10_units
+    scenario: str = "3s5z"  # the armies: 3s5z against its like, 5m_vs_6m, or N units at random: smacv2_N_units
     map_width: float = param(32.0, low=1.0, high=1e6)  # from wall to wall
     map_height: float = param(32.0, low=1.0, high=1e6)  # from wall to wall
     start_spread: float = param(2.0, low=0, high=1e6)  # the farthest from its group that a unit starts, on each axis

@@ -162,7 +162,9 @@ class RolloutTile:
             layout = replace(layout, obs_staging_bytes=cores.block_shared_bytes if self.stages_obs else 0)
         text = self.constants(cores, resident_blocks)
         text += f"#define HAS_OPPONENTS {int(has_opponents)}\n"
-        text += stepping_source(layout, build, seen) + include("tensor_core.cuh", seen) + include("normalizer.cuh", seen)
+        text += (
+            stepping_source(layout, build, seen) + include("tensor_core.cuh", seen) + include("normalizer.cuh", seen)
+        )
         names, first, first_pass = [f"perceptron_{k}" for k in range(len(self.perceptrons))], 0, 0
         for k, (name, perceptron) in enumerate(zip(names, self.perceptrons, strict=True)):
             tensors = ", ".join(f"args.{tensor}_{k}" for tensor in TENSORS)

@@ -61,6 +61,13 @@ class GamePolicy(nn.Module):
         TypeError: ``game`` is no Env, ``policies`` no mapping, or a policy no Policy.
         ConfigError: An agent has no policy or several, a policy's name differs from its key, or ``shared`` has other
             names, shapes or dtypes than the game's shared fields.
+
+    Example:
+        >>> env = gpu_vecenv.make("tag_gridworld", num_envs=8)
+        >>> trainer = gpu_vecenv.Trainer(env)
+        >>> policy = gpu_vecenv.GamePolicy(env.game, trainer.policies)
+        >>> policy(env.reset(seed=1)[0]).shape
+        torch.Size([8, 5])
     """
 
     def __init__(
@@ -228,6 +235,13 @@ def load_policy(
         ConfigError: The run has populations and no ``member`` is given, or it has no such member; ``game`` differs from
             the run's, the weights do not match their network, or the run has options
             that this version lacks. Options that a run of an older version lacks have their defaults.
+
+    Example:
+        >>> env = gpu_vecenv.make("cartpole", num_envs=8)
+        >>> path = gpu_vecenv.Trainer(env).save("first.safetensors")  # or the folder of gpu-vecenv train, runs/first
+        >>> policy = gpu_vecenv.load_policy(path)
+        >>> policy(env.reset(seed=1)[0]).shape
+        torch.Size([8, 1])
     """
     check_kind("run", run, (str, Path), "the path of a run's folder or of a checkpoint")
     check_kind("game", game, Env, "a configured Env", optional=True)

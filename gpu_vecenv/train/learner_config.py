@@ -18,7 +18,8 @@ OptimizerKind = Literal["adam", "adamw", "radam", "rmsprop", "sgd"]
 class LearnerConfig:
     """Hyperparameters of a policy that every algorithm has; a subclass is those of one algorithm.
 
-    Each policy may have its own. The options marked * belong to the run: all policies must agree on them.
+    Each policy may have its own. The options marked * in ``docs/hyper_parameters.md`` and in the list of
+    ``gpu-vecenv train GAME --help`` belong to the run: all policies must agree on them.
 
     Attributes:
         algorithm: Its name in checkpoints and on the command line.

@@ -49,6 +49,13 @@ class PolicySpec:
         TypeError: A value has another type.
         ValueError: ``population`` is less than 1.
         ConfigError: ``population`` is several with a ``network``.
+
+    Example:
+        >>> env = gpu_vecenv.make("tag_gridworld", num_envs=8)
+        >>> policies = {"tagger": gpu_vecenv.PolicySpec(), "runner": gpu_vecenv.PolicySpec(train=False)}
+        >>> trainer = gpu_vecenv.Trainer(env, policies=policies)  # taggers learn, the runner does not
+        >>> [*trainer.policies]
+        ['tagger', 'runner']
     """
 
     network: nn.Module | None = None

@@ -59,7 +59,13 @@ SCHEDULED = ("learning_rate", "clip", "entropy_coefficient")
 class PPOConfig(LearnerConfig):
     """Hyperparameters of Schulman et al., "Proximal policy optimization algorithms", 2017.
 
-    Each policy may have its own. The options marked * belong to the run: all policies must agree on them.
+    Each policy may have its own. The options marked * in ``docs/hyper_parameters.md`` and in the list of
+    ``gpu-vecenv train GAME --help`` belong to the run: all policies must agree on them.
+
+    Example:
+        >>> config = gpu_vecenv.PPOConfig(total_steps=100_000, learning_rate=1e-3)
+        >>> config.gamma, config.clip, config.num_minibatches
+        (0.99, 0.2, 4)
     """
 
     gae_lambda: float = param(0.95, low=0, high=1)  # Schulman et al. 2016, equation 16

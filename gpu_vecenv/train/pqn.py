@@ -44,7 +44,8 @@ Mixing = Literal["none", "vdn"]
 class PQNConfig(LearnerConfig):
     """Hyperparameters of Gallici et al., "Simplifying deep temporal difference learning", 2024.
 
-    Each policy may have its own. The options marked * belong to the run: all policies must agree on them.
+    Each policy may have its own. The options marked * in ``docs/hyper_parameters.md`` and in the list of
+    ``gpu-vecenv train GAME --help`` belong to the run: all policies must agree on them.
 
     The optimizer is Adam by default, where the reference implementation has that of ``optimizer="radam"``.
     """

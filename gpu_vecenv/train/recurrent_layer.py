@@ -38,7 +38,7 @@ class RecurrentLayer(nn.Module):
         ConfigError: ``kind`` or ``precision`` is none of these.
 
     Example:
-        >>> layer = RecurrentLayer(18, 64)
+        >>> layer = gpu_vecenv.RecurrentLayer(18, 64)
         >>> state = torch.zeros((6, layer.state_size))  # of six rows, at the first observations of their episodes
         >>> active = torch.ones((10, 6), dtype=torch.bool)
         >>> layer.sequence(torch.randn(10, 6, 18), state, active).shape

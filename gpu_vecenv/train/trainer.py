@@ -106,6 +106,13 @@ class Trainer:
         ConfigError: The configuration does not match the environment.
         TypeError, ValueError: ``reward`` returns something else than such a tensor, or writes to its argument.
         CapacityError: The rollout does not fit in memory.
+
+    Example:
+        >>> env = gpu_vecenv.make("cartpole", num_envs=64)
+        >>> trainer = gpu_vecenv.Trainer(env, gpu_vecenv.PPOConfig(total_steps=4096), seed=1)
+        >>> metrics = trainer.train()
+        >>> int(metrics["env_steps"]), [*trainer.policies]
+        (4096, ['agent'])
     """
 
     def __init__(

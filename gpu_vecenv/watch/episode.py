@@ -59,6 +59,12 @@ def rollout(
         TypeError, ValueError, InvalidSeedError: An argument has a wrong type or range.
         ConfigError: An unknown field, or one with the name of another array; or a role has no policy.
         NonFiniteError: A policy outputs NaN or excludes every choice, or a function returns an invalid action.
+
+    Example:
+        >>> env = gpu_vecenv.make("tag_gridworld", num_envs=1, max_steps=10)
+        >>> episode = gpu_vecenv.rollout(env, fields=["cell"], seed=1)  # by a random policy
+        >>> episode["obs"].shape[1:], episode["rewards"].shape[1:], episode["cell"].shape[1:]
+        ((5, 21), (5,), (5, 2))
     """
     if not isinstance(env, VecEnv):
         raise TypeError(f"env is a {type(env).__name__}; expected a VecEnv (of a view: view.vec_env)")

@@ -594,7 +594,7 @@ def test_a_game_without_draw_says_how_to_add_it():
     assert checked_render_mode(Undrawn(), None) is None
     with pytest.raises(gymnasium.error.UnsupportedMode, match=r"Undrawn has no method draw.*draw\(self, state\)"):
         GymnasiumEnv(Undrawn, render_mode="rgb_array")
-    with pytest.raises(EnvDefinitionError, match="Undrawn cannot be rendered: .*gpu-vecenv new my_game"):
+    with pytest.raises(EnvDefinitionError, match=r"Undrawn cannot be rendered: .*gpu-vecenv new my_game"):
         Undrawn().draw({})
 
 

@@ -256,5 +256,5 @@ def test_what_has_no_counterpart_is_refused_with_its_line(body, what, tmp_path, 
 def test_a_game_without_draw_is_refused():
     game = gpu_vecenv.configure("cartpole")
     kind = type("Plain", (type(game),), {"draw": Env.draw})
-    with pytest.raises(EnvDefinitionError, match="Plain has no method draw, .*gpu-vecenv new my_game"):
+    with pytest.raises(EnvDefinitionError, match=r"Plain has no method draw, .*gpu-vecenv new my_game"):
         draw_source(kind())
