@@ -15,7 +15,7 @@ import numpy as np
 
 from gpu_vecenv import GymnasiumVectorEnv
 from gpu_vecenv.adapters import checked_vector_env, requires_extra, split_config
-from gpu_vecenv.errors import ConfigError, refuse_counterparts
+from gpu_vecenv.errors import ConfigError, InvalidActionError, refuse_counterparts
 
 with requires_extra("sb3"):
     from stable_baselines3.common.monitor import Monitor
@@ -79,7 +79,13 @@ class SB3VecEnv(VecEnv):
 
     def step_wait(self) -> Any:
         """Observations, rewards, dones (rows,) and infos."""
-        obs, rewards, terminations, truncations, info = self.env.step(self._actions)
+        try:
+            obs, rewards, terminations, truncations, info = self.env.step(self._actions)
+        except InvalidActionError as error:
+            if not self.env.game.layout.masks_actions:
+                raise
+            hint = "sb3-contrib's MaskablePPO reads the masks of this game, SB3's own algorithms do not"
+            raise InvalidActionError(f"{error}. {hint}") from None
         dones = terminations | truncations
         active, returns, lengths = self._active, self._returns + rewards, self._lengths + 1
         self._active, seconds = info["active"], round(time.time() - self._start, 6)

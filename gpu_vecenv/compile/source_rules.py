@@ -92,6 +92,7 @@ MANGLED_END = re.compile(r"E?(?:_\d+|__\d+_)?(?:\..*)?$")
 # Thread-local variables of the engine, by their namespaces.
 OF_ENGINE = ("_ZN9host_simd", "_ZN10randomized", "_ZN6bounds", "_ZN5races")
 # Words before a name that are no type, so that the name is not declared there.
+LISTED = 20  # violations beside the first in a message
 NO_TYPES = frozenset(
     "ONCE UNROLL return else do case throw goto and or not xor using delete new co_return co_yield".split()
 )
@@ -107,11 +108,16 @@ def check_source_rules(text: str, game: str, allows: Sequence[str] = ()) -> None
         allows: Names of rules that are not checked.
 
     Raises:
-        SourceRuleError: Names file, line, the violation and the reason of the rule.
+        SourceRuleError: Names file, line, the violation and the reason of the rule, and where the others are.
     """
+    first = dict[tuple[str, str], int]()
     for rule, violation, line in _violations(text):
         if rule not in allows:
-            raise _error(game, _location(text, line), rule, violation)
+            first.setdefault((rule, violation), line)
+    if first:
+        (rule, violation), line = next(iter(first.items()))
+        others = [f"{_location(text, line)}: {other!r} ({rule})" for (rule, other), line in [*first.items()][1:]]
+        raise _error(game, _location(text, line), rule, violation, others)
 
 
 def check_variables(binary: Path, source: str, text: str, game: str, allows: Sequence[str] = ()) -> None:
@@ -155,13 +161,14 @@ def cures(diagnostics: Iterable[str]) -> list[str]:
     return [*found]
 
 
-def _error(game: str, location: str, rule: str, violation: str) -> SourceRuleError:
+def _error(game: str, location: str, rule: str, violation: str, others: Sequence[str] = ()) -> SourceRuleError:
     instead = (cure for words, cure in THREAD_WORDS.items() if re.fullmatch(words, violation))
     reason = "; ".join([REASONS[rule], *instead])
     allows = "" if rule == "threads and blocks" else f"allows = ({rule!r},), or "  # CPU compilers reject them
     return SourceRuleError(
         f"{game}: {location}: {violation!r} breaks the rule {rule!r} of device code: {reason}. "
         f"To permit it, declare {allows}host = False for a game that runs on CUDA only"
+        + (f". Others: {', '.join(others[:LISTED])}{', …' * (len(others) > LISTED)}" if others else "")
     )
 
 

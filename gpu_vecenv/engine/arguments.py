@@ -65,13 +65,17 @@ def validate_autoreset_mode(mode: Any) -> AutoresetMode:
     raise ValueError(f"autoreset_mode is {mode!r}; expected one of {', '.join(map(repr, MODES))}")
 
 
-def _validate_array(game: str, what: str, field: FieldLayout, array: ArrayLike, shape: tuple[int, ...]) -> ArrayLike:
+def _validate_array(
+    game: str, what: str, field: FieldLayout, array: ArrayLike, shape: tuple[int, ...], *, leading: int = 0
+) -> ArrayLike:
+    """``array``, or TypeError or ConfigError unless it has ``shape`` after so many leading axes of any size."""
+    sizes = str(shape) if not leading else f"(number of states{''.join(f', {n}' for n in shape)})"
+    expected = f"{sizes} {field.dtype}"
     if not isinstance(array, np.ndarray | torch.Tensor):
-        raise TypeError(f"{what}: {field.name!r} is a {type(array).__name__}; expected an array {shape} {field.dtype}")
-    if tuple(array.shape) != shape or _torch_type(array) != TORCH_TYPES[field.dtype]:
-        raise ConfigError(
-            f"{game}, {what}: {field.name!r} is {tuple(array.shape)} {array.dtype}; expected {shape} {field.dtype}"
-        )
+        raise TypeError(f"{what}: {field.name!r} is a {type(array).__name__}; expected an array {expected}")
+    found = tuple(array.shape)
+    if len(found) < leading or found[leading:] != shape or _torch_type(array) != TORCH_TYPES[field.dtype]:
+        raise ConfigError(f"{game}, {what}: {field.name!r} is {found} {array.dtype}; expected {expected}")
     return array
 
 
@@ -119,7 +123,7 @@ def initial_state_arrays(layout: GameLayout, given: Mapping[str, ArrayLike]) -> 
     if max(sizes, default=0) >= 2**31:
         raise ConfigError(f"{layout.name}, initial_states: got {max(sizes):,} initial states; expected fewer than 2^31")
     return {
-        name: _validate_array(layout.name, "initial_states", fields[name], array, (len(array), *fields[name].shape))
+        name: _validate_array(layout.name, "initial_states", fields[name], array, fields[name].shape, leading=1)
         for name, array in given.items()
     }
 

@@ -138,6 +138,14 @@ def test_masks_reach_those_who_ask():
     assert not hasattr(sb3.make("cartpole", 5, "cpu"), "action_masks")
 
 
+def test_an_action_that_a_mask_forbids_is_refused_with_an_algorithm_that_reads_masks():
+    env = sb3.make("connect_four", 2)
+    env.reset()
+    with pytest.raises(InvalidActionError, match=r"allowed by .*action_mask.*MaskablePPO reads the masks"):
+        for _ in range(7):  # a column has six places
+            env.step(np.zeros(env.num_envs, np.int64))
+
+
 @pytest.mark.parametrize("num_scouts", [0, 2])
 def test_sb3s_own_vec_env_finds_the_masks_of_single_envs(num_scouts):
     env = DummyVecEnv([lambda: GymnasiumEnv(Scouts, num_scouts=num_scouts)] * 2)

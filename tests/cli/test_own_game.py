@@ -304,6 +304,10 @@ def test_a_name_never_runs_a_file(write, monkeypatch):
     for name in ("lonely", "lonely.py", "./lonely.py", str(path)):
         with pytest.raises(UnknownGameError, match="no game is called"):
             gpu_vecenv.make(name, 2, "cpu")
+    with pytest.raises(
+        UnknownGameError, match="a file is for the command line: in Python import it and give its class"
+    ):
+        gpu_vecenv.make("lonely.py", 2, "cpu")
 
 
 BAD_FILES = {

@@ -159,6 +159,17 @@ def test_the_first_violation_is_reported_with_its_file():
         check_source_rules(text(*lines), "Mine", ("library functions",))
 
 
+def test_all_other_violations_are_listed_once_with_their_place():
+    lines = ['#line 1 "mine.cu"', "y = sinf(x);", "z = sinf(threadIdx.x);", "atomicAdd(p, 1);"]
+    expected = (
+        r"CUDA only\. Others: mine\.cu:2: 'threadIdx' \(threads and blocks\), mine\.cu:3: 'atomicAdd' \(atomics\)$"
+    )
+    with pytest.raises(SourceRuleError, match=expected):
+        check_source_rules(text(*lines), "Mine")
+    with pytest.raises(SourceRuleError, match=r"CUDA only$"):
+        check_source_rules(text(*lines), "Mine", ("threads and blocks", "atomics"))
+
+
 def test_a_game_is_looked_through_before_it_is_compiled(tmp_path):
     with pytest.raises(
         SourceRuleError, match=r"Lonely: lonely\.cu:6: 'atomicAdd' breaks the rule 'atomics'.*allows = \('atomics',\)"

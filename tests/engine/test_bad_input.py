@@ -228,13 +228,13 @@ def test_a_wrong_configuration_is_refused_with_key_value_and_what_is_expected(na
             "initial_states",
             {"cell": np.zeros((3, 5), np.int32)},
             ConfigError,
-            ["initial_states", "(3, 5)", "(3, 5, 2) int32"],
+            ["initial_states", "(3, 5)", "(number of states, 5, 2) int32"],
         ),
         (
             "initial_states",
             {"cell": np.zeros((3, 5, 2))},
             ConfigError,
-            ["initial_states", "float64", "(3, 5, 2) int32"],
+            ["initial_states", "float64", "(number of states, 5, 2) int32"],
         ),
         (
             "initial_states",
@@ -246,7 +246,7 @@ def test_a_wrong_configuration_is_refused_with_key_value_and_what_is_expected(na
             "initial_states",
             {"cell": np.array(3, np.int32)},
             (TypeError, ValueError),
-            ["initial_states", "'cell'", "expected"],
+            ["initial_states", "'cell'", "expected the same number of initial states"],
         ),
         (
             "initial_states",
