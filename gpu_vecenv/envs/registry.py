@@ -164,10 +164,9 @@ def find_game(name: str, own_games: str = OWN_GAMES) -> type[Env]:
         spec = gymnasium.registry.get(name)
         if spec is not None and spec.kwargs.get("game") in GAMES:
             hint = f"{spec.kwargs['game']!r} is its name; the id is for gymnasium.make_vec"
-        elif GAME_FILE.fullmatch(name):
-            hint = f"a file is for the command line: in Python import it and give its class. {nearest(name, GAMES)}"
         else:
-            hint = f"{nearest(name, GAMES)}. {own_games}"
+            of_file = "a file is for the command line: in Python import it and give its class. "
+            hint = f"{of_file * bool(GAME_FILE.fullmatch(name))}{nearest(name, GAMES)}. {own_games}"
         raise UnknownGameError(f"no game is called {name[:128]!r}; {hint}")
     return GAMES[name]
 
