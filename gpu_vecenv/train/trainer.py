@@ -163,7 +163,7 @@ class Trainer:
                 self.opponents = Opponents(opponents, ranges, self.rollout, *acting, self.config.precision)
             self._make_fused_rollout()
             discounts = self._make_advantages()
-            self._make_curriculum(curriculum, discounts)
+            self._make_curriculum(curriculum, env, discounts)
             self._begin_first_episodes()
             self.metrics_reader = MetricsReader(
                 self.rollout, self.learners, self.episode_log, self.world, self.opponents
@@ -303,8 +303,10 @@ class Trainer:
         self._compute_advantages = advantage_launch(self.env, *numbers, *flags, gamma, gae_lambda, data.acting, out=out)
         return {"gamma": gamma, "gae_lambda": gae_lambda}
 
-    def _make_curriculum(self, curriculum: Curriculum | None, discounts: Mapping[str, torch.Tensor]) -> None:
-        """What changes in the course of the training, set to its first values."""
+    def _make_curriculum(
+        self, curriculum: Curriculum | None, given: VecEnv, discounts: Mapping[str, torch.Tensor]
+    ) -> None:
+        """What changes in the course of the training, set to its first values; levels are those of the env given."""
         self._schedules: Schedules | None = None
         self.levels: Levels | None = None
         if curriculum is None:
@@ -312,7 +314,7 @@ class Trainer:
         self._schedules = Schedules(curriculum, self.env, self.learners, discounts)
         self._schedules.apply(0.0)
         if curriculum.levels is not None:
-            num_levels = len(self.env.data[f"initial_{self.env.build.initial_fields[0]}"])
+            num_levels = len(given.data[f"initial_{given.build.initial_fields[0]}"])
             self.levels = Levels(curriculum.levels, self.rollout, num_levels, self.seed)
 
     def _begin_first_episodes(self) -> None:

@@ -86,10 +86,11 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         check_flag("fill_final_obs", fill_final_obs)
         self.output = output
         if max_episode_steps is not None:
-            if (max_steps := arguments.get("max_steps", max_episode_steps)) != max_episode_steps:
+            max_steps = arguments.get("max_steps")
+            if type(max_steps) is type(max_episode_steps) is int and max_steps != max_episode_steps:
                 raise ConfigError(
-                    f"max_steps is {max_steps!r}, but max_episode_steps, by default that of the id, is "
-                    f"{max_episode_steps!r}; use gymnasium.make_vec(…, max_episode_steps=…) alone"
+                    f"max_steps is {max_steps}, but max_episode_steps, by default that of the id, is "
+                    f"{max_episode_steps}; expected one of them: gymnasium.make_vec(…, max_episode_steps=…)"
                 )
             arguments = {"max_episode_steps": max_episode_steps, **arguments}
         self._viewer: Viewer | None = None
