@@ -207,13 +207,19 @@ class Trainer:
         return policies
 
     def _choose_kernels(self, specs: Mapping[str, PolicySpec]) -> None:
-        """What computes each policy, and the states of the recurrent ones."""
+        """What computes each policy, before there are optimizers of its weights; states of the recurrent ones."""
         precision = self.config.precision
         choices = {
             name: choose_kernels(policy, self.rollout, precision, self.configs[name].chunk_rows)
             for name, policy in self.policies.items()
         }
         self.kernels = {name: choice.kernels for name, choice in choices.items()}  # None: torch
+        # What acts for policies that torch computes otherwise, see `acting_kernels`.
+        self._actors = {
+            name: found
+            for name, policy in self.policies.items()
+            if self.kernels[name] is None and (found := acting_kernels(policy, self.rollout, precision))
+        }
         # Why not one kernel computes a policy, and why torch does; None: kernels do.
         self.unfused_reasons = {name: choice.unfused_reason for name, choice in choices.items()}
         self.torch_reasons = {name: choice.torch_reason for name, choice in choices.items()}
@@ -276,17 +282,12 @@ class Trainer:
 
     def _make_fused_rollout(self) -> None:
         """One launch for a rollout, or the reason why it takes several a step."""
-        actors = {
-            name: found
-            for name, policy in self.policies.items()
-            if self.kernels[name] is None and (found := acting_kernels(policy, self.rollout, self.config.precision))
-        }
         self._fused_rollout, self.rollout_reason = fused_rollout(
             self.rollout,
             self.sampler,
             self.unfused_reasons,
             self.kernels,
-            actors=actors,
+            actors=self._actors,
             opponents=self.opponents,
             has_populations=bool(self.populations),
         )
@@ -809,6 +810,7 @@ class Trainer:
             "rollout",
             "states",
             "kernels",
+            "_actors",
             "learners",
             "sampler",
             "episode_log",

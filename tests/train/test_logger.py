@@ -77,5 +77,5 @@ def test_a_damaged_table_is_refused_and_stays(name, text, message, tmp_path):
     for file, content in files.items():
         (tmp_path / file).write_text(content)
     with pytest.raises(ConfigError, match=message):
-        RunLog(tmp_path, 5, lambda *report: None, done=1)
+        RunLog(tmp_path, 5, 4, lambda *report: None, done=1)
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == files

@@ -371,10 +371,10 @@ def test_the_state_is_all_observations_one_after_the_other(game, config, output,
 @pytest.mark.parametrize("output", OUTPUTS)
 def test_agents_masks_and_state_are_those_of_a_loaded_state(output, device):
     env = parallel_env("connect_four", device, output=output)
-    _, infos = env.reset(seed=3)
+    env.reset(seed=3)
     begun = env.vec_env.state_dict()
     for _ in range(6):  # the first column is full
-        env.step(dict.fromkeys(env.agents, 0))
+        *_, infos = env.step(dict.fromkeys(env.agents, 0))
     full, state = env.vec_env.state_dict(), as_numpy(env.state()).copy()
     while env.agents:
         *_, infos = env.step(samples(env, infos))
