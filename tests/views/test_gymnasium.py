@@ -117,7 +117,7 @@ def test_other_options_and_modes_reach_the_engine():
         device="cpu",
     )
     assert (env.autoreset_mode, env.game.max_steps, env.num_agents) == (AutoresetMode.NEXT_STEP, 9, 8)
-    with pytest.raises(ConfigError, match=r"max_steps is 5, but max_episode_steps, .* is 9; use gymnasium\.make_vec"):
+    with pytest.raises(ConfigError, match=r"max_steps is 5, but max_episode_steps, .* is 9; expected one of them"):
         GymnasiumVectorEnv("tag_gridworld", 2, "cpu", max_episode_steps=9, max_steps=5)
     with pytest.raises(ConfigError, match="max_steps is 30, but max_episode_steps, by default that of the id, is 500"):
         gymnasium.make_vec("gpu_vecenv/CartPole-v1", num_envs=2, max_steps=30)
