@@ -80,7 +80,7 @@ class Kernels:
         self.fuse_sampling = self._fuse_sampling(choice, bool(may_pay_off))
         shape, copies = self._shape(shared_bytes)
         self._scratch_bytes = scratch_bytes
-        self.scratch_bytes_per_env = scratch_bytes if copies == num_envs else 0
+        self.scratch_bytes_per_env = 0 if self._group_shape is None else scratch_bytes
         try:
             scratch = torch.empty(max(1, scratch_bytes * copies), dtype=torch.uint8, device=data.device)
         except torch.OutOfMemoryError as error:
