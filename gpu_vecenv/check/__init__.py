@@ -32,12 +32,16 @@ from gpu_vecenv.check.context import (
 from gpu_vecenv.check.parallel import PARALLEL
 from gpu_vecenv.check.records import Finding
 from gpu_vecenv.check.report import MAX_FINDINGS, ConformanceError, Failure, Report
+from gpu_vecenv.declare.arguments import check_kind
 from gpu_vecenv.errors import ConfigError, nearest
 from gpu_vecenv.progress import OnProgress, no_progress
 
 __all__ = ["ConformanceError", "Failure", "Report", "check_parallel_env", "check_vector_env", "chosen_checks"]
 
 # Checks that need no two equal runs; K17 finds out whether global random numbers are the reason for different ones.
+MAKER = "a function that makes environments"
+OF_VECTOR_ENVS = 'check_vector_env(lambda num_envs: gymnasium.make_vec("CartPole-v1", num_envs=num_envs))'
+OF_PARALLEL_ENVS = 'check_parallel_env(lambda: gpu_vecenv.parallel_env("tag_gridworld"))'
 ALWAYS = {"K01", "K02", "K03", "K04", "K08", "K10", "K11", "K15", "K17", "K18", "K28"}
 
 
@@ -110,7 +114,7 @@ def check_vector_env(
         >>> report.passed, report.failures
         (['K01'], [])
     """
-    _check_make(make, 'check_vector_env(lambda num_envs: gymnasium.make_vec("CartPole-v1", num_envs=num_envs))')
+    check_kind("make", make, Callable, f"{MAKER}: {OF_VECTOR_ENVS}")
     chosen = chosen_checks(checks, CHECKS)
     _check_numbers(seed, steps, max_steps)
     _check_arguments({"oracle": oracle, "graph": graph, "state_of": state_of}, {"modes": modes, "variants": variants})
@@ -159,7 +163,7 @@ def check_parallel_env(
         ConfigError: An unknown check, or a number out of range.
         TypeError, ValueError: ``make`` is no function, or returns no ParallelEnv, or one without ``possible_agents``.
     """
-    _check_make(make, 'check_parallel_env(lambda: gpu_vecenv.parallel_env("tag_gridworld"))')
+    check_kind("make", make, Callable, f"{MAKER}: {OF_PARALLEL_ENVS}")
     chosen = chosen_checks(checks, CHECKS)
     _check_numbers(seed, steps, max_steps)
     _check_arguments({"oracle": oracle, "state_of": state_of}, {"variants": variants})
@@ -187,14 +191,6 @@ def chosen_checks(checks: Iterable[str] | None, known: Iterable[str]) -> list[st
         if not isinstance(name, str) or name not in known:
             raise ConfigError(f"checks: unknown check {name!r:.80}; {nearest(str(name), known)}")
     return sorted(chosen)
-
-
-def _check_make(make: Any, example: str) -> None:
-    """TypeError, with an example, unless what makes the environments is a function."""
-    if not callable(make):
-        raise TypeError(
-            f"make is {make!r:.80} ({type(make).__name__}); expected a function that makes environments: {example}"
-        )
 
 
 def _check_numbers(seed: int, steps: int, max_steps: int | None) -> None:

@@ -81,7 +81,7 @@ def summary_of_seeds(game: Env, results: Sequence[Results]) -> dict[str, dict[st
     summary = {}
     for name, first in results[0].items():
         of_all = {metric: [result[name][metric] for result in results] for metric in first}
-        lowest = [f"{start}_{name}" for name in sides_with_returns(game) for start in ("return", "worst_return")]
+        lowest = _names_of_returns(game)
         returns = [f"return_{name}" for name in sides_with_returns(game)]
         intervals = {
             metric: bootstrap_interval(of_all[metric]) for metric in returns if all(map(math.isfinite, of_all[metric]))
@@ -146,5 +146,8 @@ def _headings(game: Env) -> list[str]:
 
 def _returns(game: Env, metrics: Mapping[str, float]) -> list[str]:
     """Of each role or agent the mean return and the lowest of an episode; empty where there is none."""
-    names = [f"{start}_{name}" for name in sides_with_returns(game) for start in ("return", "worst_return")]
-    return [f"{metrics[name]:.2f}" if name in metrics else "" for name in names]
+    return [f"{metrics[name]:.2f}" if name in metrics else "" for name in _names_of_returns(game)]
+
+
+def _names_of_returns(game: Env) -> list[str]:
+    return [f"{start}_{name}" for name in sides_with_returns(game) for start in ("return", "worst_return")]

@@ -108,8 +108,8 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
         self._warns_of_clipping = self._numpy and _clips(self.game)
         self._bounds = _bounds(self.game)
         self._host: HostCopy | HostCopyWithoutObs = HostCopy(layout) if self._numpy else HostCopyWithoutObs(layout)
-        self._live: dict[str, int] | None = None  # live agent -> its index; None before reset
-        self._host_masks: HostMasks | None = None
+        self._host_masks: HostMasks | None = None  # None before reset
+        self._live: dict[str, int] = {}  # live agent -> its index
         self._seed: int | None = None
         self._np_random: np.random.Generator | None = None
 
@@ -152,7 +152,7 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
         Raises:
             PettingZooResetNeededError: Before ``reset``.
         """
-        if self._live is None:
+        if self._host_masks is None:
             raise PettingZooResetNeededError("agents before reset: call reset() first")
         return list(self._live if self.vec_env.closed else self._ready("agents"))
 
@@ -283,10 +283,9 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
 
     def _ready(self, method: str) -> dict[str, int]:
         """The live agents; with masks and observation they are read anew if a state has been loaded since."""
-        if self._live is None and not self.vec_env.closed:
+        if self._host_masks is None and not self.vec_env.closed:
             raise PettingZooResetNeededError(f"{method} before reset: call reset() first")
         self.vec_env.check_ready(method)
-        assert self._live is not None, "reset() sets it"
         masks = HostMasks.current(self.vec_env, self._host_masks)
         if masks is not self._host_masks:
             obs = self.vec_env.observe()
