@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ class SimpleTag(Particles):
         Field("curriculum_stage", i32, shared=True),  # 0, 1 or 2; used only with curriculum
     )
     termination_label = "every good agent was caught"
+    preset = MappingProxyType({**Particles.preset, "num_minibatches": 25})
     reference_methods = curriculum_methods(3)
 
     @property

@@ -18,9 +18,10 @@ from gpu_vecenv.errors import ConfigError
 REQUESTS = {"easy": 2.0, "normal": 1.0, "hard": 0.5}  # requested shelves for each agent
 NO_MESSAGES = FixedArgument(0, "agents send no messages")
 # Of EPyMARL's src/config/algs/ippo.yaml and default.yaml, without the GRU. Its targets are sums of 5 rewards, as far as
-# advantages with this gae_lambda look ahead on average; it standardises rewards.
+# advantages with this gae_lambda look ahead on average; it standardises rewards, and leaves advantages as they are.
 RUN = {"num_envs": 10, "total_steps": 20_000_000, "num_steps": 500, "num_minibatches": 1, "max_grad_norm": 10.0}
 LEARNING = {"learning_rate": 3e-4, "final_learning_rate": None, "gae_lambda": 0.8, "entropy_coefficient": 0.001}
+SCALES = {"normalize_returns": True, "normalize_advantages": False}
 NETWORK = {"hidden_sizes": (128, 128), "activation": "relu", "shared_trunk": False, "agent_ids": True}
 
 
@@ -61,7 +62,7 @@ class Warehouse(Env):
     noop = 0
     termination_label = "nothing was delivered for too long"
     render_fps = 8
-    preset = MappingProxyType({**RUN, **LEARNING, **NETWORK, "normalize_returns": True})
+    preset = MappingProxyType({**RUN, **LEARNING, **SCALES, **NETWORK})
     reference_arguments = MappingProxyType(
         {**Env.reference_arguments, "n_agents": "num_agents", "layout": "grid", "msg_bits": NO_MESSAGES}
     )
