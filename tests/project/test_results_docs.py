@@ -95,7 +95,23 @@ def test_the_table_of_ten_seeds_is_what_was_measured() -> None:
         assert figures.table([results(f"algorithms-{name}.json") for name in ("mappo", "pqn", "ppo")]) in TEXT
         presets = results("presets.json")
         robots = {**presets, "runs": [run for run in presets["runs"] if run["row"] == "warehouse"]}
-        assert figures.table([robots, results("warehouse-mappo.json")]) in TEXT
+        assert figures.table([robots]) in TEXT
+
+
+def test_returns_of_robots_with_a_central_critic_are_what_was_measured() -> None:
+    ends = [run["curve"][-1] for run in results("warehouse-mappo.json")["unfinished"].values()]
+    assert {env_steps for env_steps, _ in ends} == {20_000_000} and len(ends) == 10
+    returns = [point["robot"] for _, point in ends]
+    found = bootstrap_interval(returns)
+    said = f"return {found.value:.1f} [{found.low:.1f}, {found.high:.1f}], the worst seed {min(returns):.1f}, after"
+    assert said in TEXT
+
+
+def test_shares_of_battles_won_after_whole_trainings_are_what_was_measured() -> None:
+    ours, theirs, pqn = (row["curve"][-1][2] for row in results("skirmish-whole.json")["rows"])
+    assert ours == 1.0 and f"{theirs:.1%} of those by JaxMARL's script, and {pqn:.1%} by PQN-VDN" in " ".join(
+        TEXT.replace(" %", "%").split()
+    )
 
 
 def matches_of_connect_four() -> Iterator[str]:

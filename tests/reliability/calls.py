@@ -188,7 +188,8 @@ def wrong_choices(rng: random.Random, env: gpu_vecenv.VecEnv, good: torch.Tensor
 def typo(rng: random.Random, word: str) -> str:
     """A misspelling."""
     at, letter = rng.randrange(len(word)), rng.choice("abcxyz_0")
-    return rng.choice([word[:at] + letter + word[at:], word[:at] + word[at + 1 :] + letter, word + "s"])
+    moved = word[:at] + word[at + 1 :] + letter  # the word itself if its last letter is taken and put back
+    return rng.choice([word[:at] + letter + word[at:], moved if moved != word else word + letter, word + "s"])
 
 
 def bad_setting(rng: random.Random, kind: type) -> tuple[str, Any, list[str]]:
