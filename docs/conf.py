@@ -62,6 +62,7 @@ nitpicky = True
 nitpick_ignore_regex = [
     ("py:.*", r"(?!gpu_vecenv\.).*"),
     ("py:class", r"gpu_vecenv\.(compile|declare|engine|train)\.[\w.]+"),
+    ("py:class", r"gpu_vecenv\.errors\.Returned"),  # a type variable, which has no page
 ]
 
 CODE = re.compile(r"(``.+?``)")
