@@ -69,6 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--goals", type=float, nargs="+", help="scores; default: some of the game")
     parser.add_argument("--max-seconds", type=float, default=math.inf)
+    parser.add_argument("--verbose", action="store_true", help="print every score")
     parser.add_argument(
         "--updates", type=int, help="fewer than the published configuration makes; rates then fall faster"
     )
@@ -86,7 +87,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     module = module_of(given.side)
 
     def log(env_steps: int, score: float) -> bool:
-        return curve.add(env_steps, score) or time.perf_counter() - START > given.max_seconds
+        done = curve.add(env_steps, score)
+        if given.verbose:
+            print(f"{time.perf_counter() - START:.1f} s, {env_steps} env-steps: {score:.4f}", flush=True)
+        return done or time.perf_counter() - START > given.max_seconds
 
     facts = module.watch(request, given.seed, log)
     found = {

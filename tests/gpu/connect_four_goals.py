@@ -84,7 +84,8 @@ def main(folder: Path, options: Options) -> int:
     """Train, evaluate, print; the exit code."""
     device = resolve_device(options.device)
     results = opened(folder, options, provenance(device), "connect_four_goals")
-    names = {f"connect_four-seed{seed}": seed for seed in range(options.seeds or ROW.seeds)}
+    seeds = range(options.first_seed, options.first_seed + (options.seeds or ROW.seeds))
+    names = {f"connect_four-seed{seed}": seed for seed in seeds}
     try:
         left = [run for run in names if not results.runs.get(run, {}).get("complete")]
         for first in range(0, len(left), options.at_once):

@@ -37,7 +37,7 @@ class Settings:
         return {
             key: value
             for key, value in asdict(self).items()
-            if key not in ("max_seconds", "device", "seeds", "processes")
+            if key not in ("max_seconds", "device", "seeds", "first_seed", "processes")
         }
 
 

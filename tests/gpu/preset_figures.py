@@ -1,18 +1,21 @@
 """Train every game with its preset, 10 seeds, and keep the returns for tables of interquartile means.
 
 usage: python tests/gpu/preset_figures.py FOLDER [--device cuda] [--games cartpole,pendulum] [--seeds 10]
-           [--preset sample-efficient] [--algorithm mappo] [--max-seconds 540]
+           [--preset sample-efficient] [--algorithm mappo] [--learner JSON]
+           [--first-seed 5] [--max-seconds 540]
 
 The seeds of a game are trained at the same time; each has ten evaluations of 32 episodes during training, with sampled
 actions, and two of 320 episodes of its final policies, sampled and greedy. A role's return is that against opponents
 that act at random. The call that has spent --max-seconds ends at the next evaluation, with exit code 3 if more is left:
-the same command continues, training bit-identically. FOLDER/figures.json has everything; the table is
+the same command continues, training bit-identically. Other hyper-parameters than the preset's are
+--learner '{"num_minibatches": 64}', in another FOLDER. FOLDER/figures.json has everything; the table is
 
     python tests/gpu/figures.py FOLDER/figures.json SB3_FOLDER/figures.json
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from dataclasses import asdict, dataclass, replace
@@ -41,6 +44,8 @@ class Options(Settings):
     algorithm: AlgorithmName = "ppo"  # another one has the preset's sizes of a run and its own default options
     critic: Literal["own", "central"] = "own"  # with "ppo", of every run; own: the preset's
     total_steps: int | None = None  # of every run; default: the preset's
+    first_seed: int = 0  # the others follow
+    learner: str = "{}"  # JSON: hyper-parameters beside those of the preset
 
 
 def main(folder: Path, options: Options) -> int:
@@ -54,11 +59,14 @@ def main(folder: Path, options: Options) -> int:
         side += " --critic central"
     figures = opened(folder, replace(options, games=""), provenance(device), side=side)
     deadline = time.perf_counter() + options.max_seconds
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
     for row, (game, preset) in games.items():
-        changes: dict[str, Any] = {} if options.total_steps is None else {"total_steps": options.total_steps}
+        changes: dict[str, Any] = json.loads(options.learner)
+        if options.total_steps is not None:
+            changes["total_steps"] = options.total_steps
         if options.critic == "central":
             changes["critic"] = options.critic
-        left = {f"{row}-seed{seed}": seed for seed in range(options.seeds) if not figures.has(row, seed)}
+        left = {f"{row}-seed{seed}": seed for seed in seeds if not figures.has(row, seed)}
         if not left:
             continue
         trainers = {

@@ -2,6 +2,7 @@
 
 usage: python tests/gpu/preset_sweep.py FOLDER [--device cuda] [--games simple_spread] [--total-steps 4000000]
            [--trials 40] [--seeds 3] [--first-seed 1000] [--preset sample-efficient] [--max-seconds 540]
+           [--numbers 0,3,5] [--learner JSON]
 
 Trial 0 is the preset; the others are drawn from GRID, the same in every call. Seeds are those from --first-seed on:
 results that are reported have 0, 1, … A role's return is that against the other roles' policies of trial 0 with the
@@ -13,6 +14,7 @@ FOLDER/GAME.md the trials in their order.
 from __future__ import annotations
 
 import itertools
+import json
 import random
 import statistics
 import sys
@@ -53,6 +55,8 @@ class Options(Settings):
     games: str = ",".join(ROWS)  # rows of results.py
     preset: PresetName = "fast"
     total_steps: int | None = None  # of every run; default: the preset's
+    numbers: str | None = None  # of the trials to run, such as 0,3,5; default: all
+    learner: str = "{}"  # JSON: hyper-parameters of every trial beside those of the preset
 
 
 def trials_of(row: str, preset: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
@@ -76,15 +80,20 @@ def main(folder: Path, options: Options) -> int:
     device = resolve_device(options.device)
     games = checked_rows(options.games, options.preset)
     figures = opened(
-        folder, replace(options, games="", trials=0), provenance(device), side=f"sweep of --preset {options.preset}"
+        folder,
+        replace(options, games="", trials=0, numbers=None),
+        provenance(device),
+        side=f"sweep of --preset {options.preset}",
     )
     deadline = time.perf_counter() + options.max_seconds
     for row, (game, preset) in games.items():
         preset |= {} if options.total_steps is None else {"total_steps": options.total_steps}
+        preset |= json.loads(options.learner)
         trials = trials_of(row, preset, options.trials)
-        for number, changes in enumerate(trials):
+        numbers = range(len(trials)) if options.numbers is None else map(int, options.numbers.split(","))
+        for number in numbers:
             try:
-                run_trial(game, row, number, preset, changes, device, options, figures, deadline)
+                run_trial(game, row, number, preset, trials[number], device, options, figures, deadline)
             except Unfinished:
                 return UNFINISHED
         text = "\n".join(summary(row, [run for run in figures.contents["runs"] if run["game"] == row])) + "\n"

@@ -1,7 +1,7 @@
 """Train both games of tag with several seeds and compare what was learnt with the scripts and with random play.
 
 usage: python tests/gpu/tag_goals.py FOLDER [--device cuda] [--rows tag_gridworld,tag_continuous] [--max-seconds 480]
-           [--seeds 8] [--at-once 4] [--config JSON] [--learner JSON]
+           [--seeds 8] [--first-seed 1000] [--at-once 4] [--config JSON] [--learner JSON]
 
 It works for --max-seconds, keeps what it has in FOLDER and exits with 3 if more is left: the same command continues,
 training bit-identically. At the end it exits with 0 if every seed has reached every goal, else with 1.
@@ -127,7 +127,8 @@ class Options:
 
     device: str | None = None  # cpu or cuda; by default cuda if usable
     rows: str = "tag_gridworld,tag_continuous"
-    seeds: int | None = None  # of each row: 0, 1, …; by default 16 and 8
+    seeds: int | None = None  # of each row; by default 16 and 8
+    first_seed: int = 0  # the others follow: those of trials are not those of reported results
     at_once: int = 1  # seeds that are trained at the same time; their training times are those of all together
     max_seconds: float = 480.0  # of this call; it ends between two iterations, or two pairings, after that
     episodes: int | None = None  # of each pairing; by default 1000 and 200
@@ -302,7 +303,9 @@ def main(folder: Path, options: Options) -> int:
         raise SystemExit(f"unknown rows {unknown}; expected some of {', '.join(ROWS)}")
     device = resolve_device(options.device)
     results = opened(folder, options, provenance(device))
-    seeds = {name: range(row.seeds if options.seeds is None else options.seeds) for name, row in rows.items()}
+    seeds = {
+        name: range(options.first_seed, options.first_seed + (options.seeds or row.seeds)) for name, row in rows.items()
+    }
     runs = {name: [f"{name}-seed{seed}" for seed in seeds[name]] for name in rows}
     reached = True
     try:
