@@ -164,9 +164,22 @@ def test_the_tables_of_sweeps_have_the_preset_and_the_best_trials() -> None:
             assert "\n".join(told) in TEXT and f"the best of {len(rows) - 1} others" in TEXT
 
 
+def options() -> Iterator[str]:
+    """The end of one line for each trial of other options: env-steps, seeds, measure and the scores."""
+    for row in results("trials.json")["rows"]:
+        scores, digits = list(row["scores"].values()), ".1f" if row["measure"] == "return" else ".1%"
+        mean, low, high = (format(score, digits) for score in (statistics.fmean(scores), min(scores), max(scores)))
+        yield f"| {row['env_steps']:,} | {len(scores)} | {row['measure']} | {mean} ({low} … {high}) |"
+
+
+def test_the_table_of_other_options_is_what_was_measured() -> None:
+    rows = list(options())
+    assert len(rows) == 15 and [row for row in rows if row not in TEXT] == []
+
+
 def test_each_table_names_the_commit_and_the_device_of_its_file() -> None:
     pages = "".join(path.read_text(encoding="utf-8") for path in DOCS.glob("*.md"))
-    told = re.findall(r"^\*([\w ]+), commit (\w{7}), .*: `docs/(\w+/[\w-]+\.json)`\.\*$", pages, re.MULTILINE)
+    told = re.findall(r"^\*([\w ]+), commit (\w{7,}), .*: `docs/(\w+/[\w-]+\.json)`\.\*$", pages, re.MULTILINE)
     assert len(told) > 8  # without those that benchmarks/performance.py writes, see test_performance.py
     for device, commit, file in told:
         measured = (DOCS / file).read_text(encoding="utf-8")
