@@ -94,6 +94,21 @@ def test_a_sweep_tells_its_trials_best_first(
     assert best >= worst and sum("| preset |" in line for line in lines) == 1
     before = (tmp_path / "figures.json").read_text()
     assert sweep.main(tmp_path, given) == 0 and (tmp_path / "figures.json").read_text() == before
+    one = sweep.Options(games="cartpole", seeds=1, trials=2, numbers="1", learner='{"num_envs": 64}', **small)
+    assert sweep.main(tmp_path / "one", one) == 0
+    assert [(run["trial"], run["env_steps"]) for run in contents(tmp_path / "one")["runs"]] == [(1, 64 * 32)]
+
+
+@pytest.mark.slow
+def test_figures_of_other_seeds_and_hyper_parameters(
+    scripts: dict[str, ModuleType], device: str, tmp_path: Path
+) -> None:
+    figures = scripts["preset_figures"]
+    small = {"seeds": 1, "points": 1, "curve_episodes": 2, "episodes": 3, "total_steps": 1, "device": device}
+    changed = figures.Options(games="cartpole", first_seed=7, learner='{"num_envs": 64, "num_epochs": 1}', **small)
+    assert figures.main(tmp_path, changed) == 0
+    (run,) = contents(tmp_path)["runs"]
+    assert (run["seed"], run["num_envs"], run["learner"]["num_epochs"]) == (7, 64, 1)
 
 
 def test_trials_are_few_different_and_fit_the_rollout(scripts: dict[str, ModuleType]) -> None:

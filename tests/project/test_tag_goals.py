@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -62,10 +63,11 @@ def test_the_game_and_the_network_are_those_that_were_asked_for(goals: ModuleTyp
     small = {"num_envs": 2, "total_steps": 128, "num_steps": 64, "num_minibatches": 1, "hidden_sizes": [8]}
     config = json.dumps({"num_taggers": 1, "num_runners": 2, "max_steps": 5})
     given = options(goals, device, rows="tag_continuous", seeds=1, learner=json.dumps(small), config=config)
+    given = replace(given, first_seed=7)
     assert goals.main(tmp_path, given) == 1
-    policy = load_policy(tmp_path / "checkpoints" / "tag_continuous-seed0.safetensors", device=device)
+    policy = load_policy(tmp_path / "checkpoints" / "tag_continuous-seed7.safetensors", device=device)
     assert policy.game == configure("tag_continuous", egocentric=True, **json.loads(config))
-    learner = json.loads((tmp_path / "tag_goals.json").read_text())["runs"]["tag_continuous-seed0"]["learner"]
+    learner = json.loads((tmp_path / "tag_goals.json").read_text())["runs"]["tag_continuous-seed7"]["learner"]
     assert learner["gamma"] == policy.game.own_preset["gamma"] and learner["total_steps"] == 128
     with pytest.raises(SystemExit, match="expected another folder"):
         goals.main(tmp_path, options(goals, device, rows="tag_continuous", seeds=2))
