@@ -164,6 +164,21 @@ def test_the_tables_of_sweeps_have_the_preset_and_the_best_trials() -> None:
             assert "\n".join(told) in TEXT and f"the best of {len(rows) - 1} others" in TEXT
 
 
+def returns_in(kitchen: str, file: str) -> str:
+    """A cell: what the ten seeds of a kitchen return."""
+    found = [run["sampled"]["player"] for run in results(file)["runs"] if run["row"] == kitchen]
+    interval = bootstrap_interval(found)
+    return f"{interval.value:.1f} [{interval.low:.1f}, {interval.high:.1f}], {min(found):.1f}"
+
+
+def test_the_table_of_kitchens_is_what_was_measured() -> None:
+    kitchens = list(dict.fromkeys(run["row"] for run in results("overcooked-entropy.json")["runs"]))
+    assert len(kitchens) == 5
+    for kitchen in kitchens:
+        cells = [kitchen, *(returns_in(kitchen, file) for file in ("presets.json", "overcooked-entropy.json"))]
+        assert f"| {' | '.join(cells)} |" in TEXT
+
+
 def options() -> Iterator[str]:
     """The end of one line for each trial of other options: env-steps, seeds, measure and the scores."""
     for row in results("trials.json")["rows"]:
