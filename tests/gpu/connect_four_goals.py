@@ -84,8 +84,7 @@ def main(folder: Path, options: Options) -> int:
     """Train, evaluate, print; the exit code."""
     device = resolve_device(options.device)
     results = opened(folder, options, provenance(device), "connect_four_goals")
-    seeds = range(options.first_seed, options.first_seed + (options.seeds or ROW.seeds))
-    names = {f"connect_four-seed{seed}": seed for seed in seeds}
+    names = {f"connect_four-seed{seed}": seed for seed in options.seeds_of(ROW)}
     try:
         left = [run for run in names if not results.runs.get(run, {}).get("complete")]
         for first in range(0, len(left), options.at_once):

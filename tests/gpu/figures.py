@@ -25,11 +25,17 @@ UNFINISHED = 3  # exit code: the same command continues
 class Settings:
     """How runs are measured."""
 
-    seeds: int = 10  # of each game: 0, 1, …
+    seeds: int = 10  # of each game
+    first_seed: int = 0  # the others follow
     points: int = 10  # of the curve: evaluations during training
     curve_episodes: int = 32  # of each of them
     episodes: int = 320  # of the evaluation of the final policy
     max_seconds: float = 540.0  # of this call
+
+    @property
+    def seed_range(self) -> range:
+        """The seeds of each game."""
+        return range(self.first_seed, self.first_seed + self.seeds)
 
     @property
     def lasting(self) -> dict[str, Any]:

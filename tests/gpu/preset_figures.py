@@ -15,19 +15,18 @@ the same command continues, training bit-identically. Other hyper-parameters tha
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import tyro
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from figures import UNFINISHED, Settings, opened
-from preset_runs import AlgorithmName, Group, PresetName, Unfinished, checked_rows, make_trainer, returns_of
+from preset_runs import AlgorithmName, Group, PresetName, Unfinished, changes_of, checked_rows, make_trainer, returns_of
 from results import ROWS
 
 from gpu_vecenv.compile.device import resolve_device
@@ -44,8 +43,7 @@ class Options(Settings):
     algorithm: AlgorithmName = "ppo"  # another one has the preset's sizes of a run and its own default options
     critic: Literal["own", "central"] = "own"  # with "ppo", of every run; own: the preset's
     total_steps: int | None = None  # of every run; default: the preset's
-    first_seed: int = 0  # the others follow
-    learner: str = "{}"  # JSON: hyper-parameters beside those of the preset
+    learner: str = "{}"  # JSON, with "ppo": hyper-parameters beside those of the preset
 
 
 def main(folder: Path, options: Options) -> int:
@@ -53,20 +51,21 @@ def main(folder: Path, options: Options) -> int:
     torch.set_num_threads(1)
     device = resolve_device(options.device)
     games = checked_rows(options.games, options.preset)
+    if options.algorithm != "ppo" and options.learner != "{}":
+        raise SystemExit(
+            f"--algorithm {options.algorithm} has its own hyper-parameters; expected no --learner beside it"
+        )
     own = {"ppo": f"--preset {options.preset}", "mappo": "--preset mappo"}
     side = f"gpu_vecenv, {own.get(options.algorithm, f'--algorithm {options.algorithm}')}"
     if options.critic == "central":
         side += " --critic central"
     figures = opened(folder, replace(options, games=""), provenance(device), side=side)
     deadline = time.perf_counter() + options.max_seconds
-    seeds = range(options.first_seed, options.first_seed + options.seeds)
     for row, (game, preset) in games.items():
-        changes: dict[str, Any] = json.loads(options.learner)
-        if options.total_steps is not None:
-            changes["total_steps"] = options.total_steps
+        changes = changes_of(options.total_steps, options.learner)
         if options.critic == "central":
             changes["critic"] = options.critic
-        left = {f"{row}-seed{seed}": seed for seed in seeds if not figures.has(row, seed)}
+        left = {f"{row}-seed{seed}": seed for seed in options.seed_range if not figures.has(row, seed)}
         if not left:
             continue
         trainers = {

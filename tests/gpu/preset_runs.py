@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -49,6 +50,12 @@ def checked_rows(names: str, preset: PresetName) -> dict[str, tuple[Env, dict[st
 def preset_of(game: Env, preset: PresetName) -> dict[str, Any]:
     """The hyper-parameters of a game's preset and its num_envs; empty where it has none."""
     return dict(game.own_preset if preset == "fast" else game.sample_efficient_preset)
+
+
+def changes_of(total_steps: int | None, learner: str) -> dict[str, Any]:
+    """The hyper-parameters that differ from the preset's: those of ``learner``, JSON, and ``total_steps`` if given."""
+    changes: dict[str, Any] = json.loads(learner)
+    return changes if total_steps is None else {**changes, "total_steps": total_steps}
 
 
 def make_trainer(

@@ -14,7 +14,6 @@ FOLDER/GAME.md the trials in their order.
 from __future__ import annotations
 
 import itertools
-import json
 import random
 import statistics
 import sys
@@ -29,7 +28,7 @@ import tyro
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from figures import UNFINISHED, Figures, Settings, opened
-from preset_runs import Group, PresetName, Unfinished, checked_rows, make_trainer, returns_of
+from preset_runs import Group, PresetName, Unfinished, changes_of, checked_rows, make_trainer, returns_of
 from results import ROWS
 
 from gpu_vecenv import Env, PPOConfig, load_policy
@@ -87,8 +86,7 @@ def main(folder: Path, options: Options) -> int:
     )
     deadline = time.perf_counter() + options.max_seconds
     for row, (game, preset) in games.items():
-        preset |= {} if options.total_steps is None else {"total_steps": options.total_steps}
-        preset |= json.loads(options.learner)
+        preset |= changes_of(options.total_steps, options.learner)
         trials = trials_of(row, preset, options.trials)
         numbers = range(len(trials)) if options.numbers is None else map(int, options.numbers.split(","))
         for number in numbers:
@@ -114,7 +112,7 @@ def run_trial(
     deadline: float,
 ) -> None:
     """Train and evaluate the seeds of a trial that are missing. Raises Unfinished."""
-    trial, seeds = f"{row}-trial{number}", range(options.first_seed, options.first_seed + options.seeds)
+    trial, seeds = f"{row}-trial{number}", options.seed_range
     left = {f"{trial}-seed{seed}": seed for seed in seeds if not figures.has(trial, seed)}
     if not left:
         return

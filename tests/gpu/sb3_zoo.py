@@ -218,7 +218,7 @@ def main(folder: Path, options: Options) -> int:
     }
     figures = opened(folder, replace(options, games=""), origin, side="Stable-Baselines3")
     # Every game has its first seeds before any has its last.
-    left = [(name, seed) for seed in range(options.seeds) for name in names if not figures.has(name, seed)]
+    left = [(name, seed) for seed in options.seed_range for name in names if not figures.has(name, seed)]
     deadline = time.perf_counter() + options.max_seconds
     with multiprocessing.get_context("spawn").Pool(options.processes) as pool:  # which ends what it runs
         results = pool.imap_unordered(partial(train, options), left, chunksize=1)

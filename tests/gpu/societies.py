@@ -142,7 +142,7 @@ def run_missing(folder: Path, options: Options) -> int:
     figures = opened(folder, options, provenance(device), side="gpu_vecenv, by the examples' functions")
     figures.contents["measured"] = "societies"
     for row in options.variants.split(","):
-        left = {f"{row}-seed{seed}": seed for seed in range(options.seeds) if not figures.has(row, seed)}
+        left = {f"{row}-seed{seed}": seed for seed in options.seed_range if not figures.has(row, seed)}
         if not left:
             continue
         variant = VARIANTS[row]()

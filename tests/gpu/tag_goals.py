@@ -136,6 +136,10 @@ class Options:
     config: str = "{}"  # JSON: parameters of the game
     learner: str = "{}"  # JSON: hyper-parameters beside those of the preset, and num_envs
 
+    def seeds_of(self, row: Row) -> range:
+        """The seeds of a row."""
+        return range(self.first_seed, self.first_seed + (row.seeds if self.seeds is None else self.seeds))
+
     @property
     def settings(self) -> dict[str, Any]:
         """What decides the results: the same in every call with a folder."""
@@ -303,9 +307,7 @@ def main(folder: Path, options: Options) -> int:
         raise SystemExit(f"unknown rows {unknown}; expected some of {', '.join(ROWS)}")
     device = resolve_device(options.device)
     results = opened(folder, options, provenance(device))
-    seeds = {
-        name: range(options.first_seed, options.first_seed + (options.seeds or row.seeds)) for name, row in rows.items()
-    }
+    seeds = {name: options.seeds_of(row) for name, row in rows.items()}
     runs = {name: [f"{name}-seed{seed}" for seed in seeds[name]] for name in rows}
     reached = True
     try:

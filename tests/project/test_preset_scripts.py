@@ -4,6 +4,7 @@ import importlib
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -109,6 +110,8 @@ def test_figures_of_other_seeds_and_hyper_parameters(
     assert figures.main(tmp_path, changed) == 0
     (run,) = contents(tmp_path)["runs"]
     assert (run["seed"], run["num_envs"], run["learner"]["num_epochs"]) == (7, 64, 1)
+    with pytest.raises(SystemExit, match="--algorithm pqn has its own hyper-parameters; expected no --learner"):
+        figures.main(tmp_path / "pqn", replace(changed, algorithm="pqn"))
 
 
 def test_trials_are_few_different_and_fit_the_rollout(scripts: dict[str, ModuleType]) -> None:

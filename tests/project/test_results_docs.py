@@ -27,6 +27,12 @@ def spread(values: list[float]) -> str:
     return f"{mean:.1f} ({min(values):.1f} … {max(values):.1f})" if len(values) > 1 else f"{mean:.1f}"
 
 
+def middle(returns: list[float]) -> str:
+    """Interquartile mean with its interval."""
+    found = bootstrap_interval(returns)
+    return f"{found.value:.1f} [{found.low:.1f}, {found.high:.1f}]"
+
+
 def learning_rows() -> Iterator[str]:
     """One line for each role of each game: mean over the seeds, least and most."""
     games: dict[str, list[dict[str, Any]]] = {}
@@ -60,9 +66,8 @@ def goals_of_tag_gridworld(place: str) -> str:
 def learners() -> Iterator[str]:
     """The end of one line for each algorithm and library: interquartile mean, its interval, the worst seed."""
     for row in results("simple_spread.json")["rows"]:
-        found, steps = bootstrap_interval(row["returns"]), f"{row['env_steps']:,}"
-        shown = f"{found.value:.1f} [{found.low:.1f}, {found.high:.1f}] | {min(row['returns']):.1f}"
-        yield f"| {row.get('title', 'gpu_vecenv')} | {len(row['returns'])} | {steps} | {shown} |"
+        shown = f"{middle(row['returns'])} | {min(row['returns']):.1f}"
+        yield f"| {row.get('title', 'gpu_vecenv')} | {len(row['returns'])} | {row['env_steps']:,} | {shown} |"
 
 
 def test_the_table_of_few_env_steps_is_what_was_measured() -> None:
@@ -104,8 +109,7 @@ def test_returns_of_robots_with_a_central_critic_are_what_was_measured() -> None
     said = {}
     for how in ("sampled", "greedy"):
         returns = [run[how]["robot"] for run in runs]
-        found = bootstrap_interval(returns)
-        said[how] = f"{found.value:.1f} [{found.low:.1f}, {found.high:.1f}]", f"the worst seed {min(returns):.1f}"
+        said[how] = middle(returns), f"the worst seed {min(returns):.1f}"
     (sampled, worst), (greedy, worst_greedy) = said["sampled"], said["greedy"]
     assert f"ten seeds return {sampled} in 320 episodes of sampled actions, {worst}, and" in TEXT
     assert f"greedily {greedy}, {worst_greedy}:" in TEXT
@@ -167,8 +171,7 @@ def test_the_tables_of_sweeps_have_the_preset_and_the_best_trials() -> None:
 def returns_in(kitchen: str, file: str) -> str:
     """A cell: what the ten seeds of a kitchen return."""
     found = [run["sampled"]["player"] for run in results(file)["runs"] if run["row"] == kitchen]
-    interval = bootstrap_interval(found)
-    return f"{interval.value:.1f} [{interval.low:.1f}, {interval.high:.1f}], {min(found):.1f}"
+    return f"{middle(found)}, {min(found):.1f}"
 
 
 def test_the_table_of_kitchens_is_what_was_measured() -> None:
