@@ -88,7 +88,9 @@ def main(folder: Path, options: Options) -> int:
     for row, (game, preset) in games.items():
         preset |= changes_of(options.total_steps, options.learner)
         trials = trials_of(row, preset, options.trials)
-        numbers = range(len(trials)) if options.numbers is None else map(int, options.numbers.split(","))
+        numbers = range(len(trials)) if options.numbers is None else [int(n) for n in options.numbers.split(",")]
+        if unknown := sorted(set(numbers) - set(range(len(trials)))):
+            raise SystemExit(f"--numbers has {unknown}; expected trials of {row}, 0 to {len(trials) - 1}")
         for number in numbers:
             try:
                 run_trial(game, row, number, preset, trials[number], device, options, figures, deadline)
