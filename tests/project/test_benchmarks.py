@@ -219,18 +219,39 @@ def test_published_configurations_train(game: str, algorithm: Algorithm) -> None
         assert all(math.isfinite(value) for key, value in trainer.train_iteration().items() if "loss" in key)
 
 
+def won_battles() -> Workload:
+    """A training on battles that allies win, whatever they do."""
+    config = {"scenario": "9s_vs_1m", "start_spread": 1.0}
+    return Workload("training", "skirmish", 2, 4, 20, config, "mappo_rnn", 1, 1, hidden_size=4)
+
+
 def test_scores_are_those_of_ended_episodes() -> None:
-    config = {"scenario": "9s_vs_1m", "start_spread": 1.0}  # which allies win, whatever they do
-    workload = Workload("training", "skirmish", 2, 4, 20, config, "mappo_rnn", 1, 1, hidden_size=4)
     logged: list[tuple[int, float]] = []
 
     def log(env_steps: int, score: float) -> bool:
         logged.append((env_steps, score))
         return score == 1.0
 
-    facts = ours.watch(Request(workload, "cpu", "float32"), 0, log)
+    facts = ours.watch(Request(won_battles(), "cpu", "float32"), 0, log)
     assert facts["provenance"]["device"] and [steps for steps, _ in logged] == [8 * (k + 1) for k in range(len(logged))]
     assert math.isnan(logged[0][1]) and logged[-1][1] == 1.0 and len(logged) < 20
+
+
+def test_verbose_prints_every_score(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(reaching, "TRAININGS", (won_battles(),))
+    file = tmp_path / "out.json"
+    arguments = ["gpu_vecenv", "--game", "skirmish", "--json", str(file)]
+    reaching.main(arguments)
+    assert len(capsys.readouterr().out.splitlines()) == 1  # the row
+    reaching.main([*arguments, "--verbose"])
+    lines = capsys.readouterr().out.splitlines()
+    told = re.findall(r"^\d+\.\d s, (\d+) env-steps: (\S+)$", "\n".join(lines), re.MULTILINE)
+    assert len(told) == len(lines) - 1 and [int(steps) for steps, _ in told] == [8 * (k + 1) for k in range(len(told))]
+    assert told[:1] == [("8", "nan")] and told[-1][1] == "1.0000"
+    curve = json.loads(file.read_text())["rows"][1]["curve"]
+    assert [[int(steps), float(score)] for steps, score in told if score != "nan"] == [point[1:] for point in curve]
 
 
 def test_an_algorithm_that_a_game_has_no_training_by_is_refused(
