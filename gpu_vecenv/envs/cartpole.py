@@ -61,7 +61,7 @@ class Cartpole(Env):
     sample_efficient_preset = MappingProxyType(
         {
             "num_envs": 8,
-            "total_steps": 100_000,
+            "total_steps": 99_840,
             "num_steps": 64,
             "num_epochs": 10,
             "learning_rate": 0.002,

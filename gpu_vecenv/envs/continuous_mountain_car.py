@@ -43,10 +43,10 @@ class ContinuousMountainCar(MountainCarBase):
     sample_efficient_preset = MappingProxyType(
         {
             "num_envs": 8,
-            "total_steps": 30_000,
-            "num_steps": 256,
+            "total_steps": 20_000,
+            "num_steps": 250,
             "num_epochs": 10,
-            "num_minibatches": 32,
+            "num_minibatches": 25,
             "learning_rate": 0.002,
             "gamma": 0.9999,
             "gae_lambda": 0.98,

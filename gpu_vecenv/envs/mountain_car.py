@@ -25,7 +25,23 @@ class MountainCar(MountainCarBase):
             "num_envs": 512,
             "total_steps": 10_000_000,
             "num_steps": 200,
+            "num_epochs": 2,
+            "num_minibatches": 200,
+            "learning_rate": 0.002,
+            "gae_lambda": 0.98,
+            "entropy_coefficient": 0.0,
+            "normalize_obs": True,
+            "normalize_returns": True,
+            "shared_trunk": False,
+        }
+    )
+    sample_efficient_preset = MappingProxyType(
+        {
+            "num_envs": 64,
+            "total_steps": 998_400,
+            "num_steps": 200,
             "num_epochs": 8,
+            "num_minibatches": 50,
             "learning_rate": 0.001,
             "gae_lambda": 0.98,
             "entropy_coefficient": 0.0,
