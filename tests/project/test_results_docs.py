@@ -137,6 +137,18 @@ def test_references_are_of_every_row_and_what_the_page_says() -> None:
     assert f"plays {found['warehouse']['scripts']['robot']['episodes']} episodes" in TEXT
 
 
+def test_references_can_be_measured_again(tmp_path: Path) -> None:
+    others = "figures", "preset_runs", "results", "pursuit_surround", "tag_baselines", "warehouse_robots"
+    with imported_script(SCRIPTS / "references.py", *others) as references:
+        file = tmp_path / "references.json"
+        for games in ("cartpole", "cartpole,overcooked"):
+            references.main(file, references.Options(games=games))
+    found = json.loads(file.read_text(encoding="utf-8"))
+    assert list(found["rows"]) == ["cartpole", "overcooked"] and len(found["parts"]) == 2
+    for row, measured in found["rows"].items():
+        assert measured["random"] == pytest.approx(results("references.json")["rows"][row]["random"])
+
+
 def test_pictures_are_small() -> None:
     assert max(path.stat().st_size for path in (DOCS / "results").glob("*.png")) < 60_000
 
