@@ -114,7 +114,7 @@ def plot_runs(
         runs: Folders with a metrics.csv.
         out: The image, .png or .svg; its folder is created if necessary.
         metrics: Columns of metrics.csv, and returns in evaluations; by default the return of each role, or agent that
-            is evaluated, and the episode length, without those that no run has or that are always 0.
+            is evaluated, and the episode length, without those that no run has or whose values never change.
         x: "env_steps", or "seconds" of training; "both": a column of panels for each.
         smooth: Number of rows of a trailing mean.
 
@@ -270,17 +270,25 @@ def _chosen_metrics(groups: Sequence[Group], metrics: Sequence[str]) -> list[str
     wanted = list(dict.fromkeys(metrics))
     if not wanted:
         default = [name for name in known if name.startswith("return_")] + ["episode_length"]
-        runs_with_rows = [run for group in groups for run in group.runs if run]
-        wanted = [name for name in default if name in evaluated or _is_informative(runs_with_rows, name)] or default[:1]
+        wanted = [name for name in default if _is_informative(groups, name)] or default[:1]
     for name in wanted if known or metrics else ():
         if name not in known:
             raise ConfigError(f"no run has the metric {name!r}; {nearest(name, known)}")
     return wanted
 
 
-def _is_informative(runs: Sequence[Rows], name: str) -> bool:
-    """Whether a metric has any point other than 0."""
-    return any((_curve(run, name, "env_steps", 1, 1)[1] != 0).any() for run in runs if name in run[0])
+def _is_informative(groups: Sequence[Group], name: str) -> bool:
+    """Whether the panel of a metric has two values that differ, or a first one, other than 0, that nothing follows."""
+    role = name.removeprefix("return_")
+    curves: list[Sequence[float]] = []
+    for group in groups:
+        curves += [_curve(run, name, "env_steps", 1, 1)[1].tolist() for run in group.runs if run and name in run[0]]
+        if name.startswith("return_"):
+            matches = [match for evaluations in group.evaluations for match in evaluations.items()]
+            curves += [[point["mean_return"] for point in points] for (one, _), points in matches if one == role]
+            curves.append([group.random_returns[role]] if role in group.random_returns else [])
+    values = {value for curve in curves for value in curve}
+    return len(values) > 1 or (values != {0} and max(map(len, curves), default=0) == 1)
 
 
 def _curve(run: Rows, name: str, x: str, scale: float, smooth: int) -> Curve:

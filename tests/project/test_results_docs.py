@@ -78,10 +78,79 @@ def test_the_table_of_few_env_steps_is_what_was_measured() -> None:
 def test_every_curve_is_shown_and_is_there() -> None:
     with imported_script(DOCS.parent / "tests" / "gpu" / "curves.py") as curves:
         measured = map(results, ("presets.json", "commons.json", "economy.json"))
-        drawn = {game for contents in measured for game in curves.pictures(contents)}
-    assert drawn == {path.stem for path in (DOCS / "results").glob("*.png")}
+        games = {game for contents in measured for game in curves.pictures(contents)}
+    assert games == {path.stem for path in (DOCS / "results").glob("*.png")}
     shown = set(re.findall(r"\]\((results/[\w-]+\.png)\)", TEXT))
     assert shown == {f"results/{path.name}" for path in (DOCS / "results").glob("*.png")}
+
+
+def drawn(file: str) -> dict[str, Any]:
+    """Game -> the figure that tests/gpu/curves.py makes of a file."""
+    with imported_script(SCRIPTS / "curves.py") as curves:
+        made: dict[str, Any] = {}
+        curves.save = lambda figure, path: made.update({path.stem: figure})
+        curves.main(DOCS / "results" / file, Path())
+    return made
+
+
+def seconds_axes(figure: Any) -> list[Any]:
+    """The axes of a figure with seconds, below or above a panel."""
+    every = [axes for panel in figure.axes for axes in (panel, *panel.child_axes)]
+    return [axes for axes in every if axes.get_xlabel().startswith("seconds, ")]
+
+
+def test_curves_have_random_play_scripts_stable_baselines3_and_seconds() -> None:
+    pytest.importorskip("matplotlib")
+    scripts, peers = set(), set()
+    for game, figure in drawn("presets.json").items():
+        labels = [[line.get_label() for line in panel.get_lines()] for panel in figure.axes]
+        assert all("random play" in names for names in labels), game
+        assert {axes.get_xlabel() for axes in seconds_axes(figure)} == {"seconds, 10 seeds at once on NVIDIA H200"}
+        scripts |= {(game, name) for names in labels for name in names if name.startswith("script: ")}
+        peers |= {game for names in labels for name in names if name.startswith("Stable-Baselines3")}
+    assert peers == {run["row"] for run in results("sb3.json")["runs"]}
+    assert scripts == {
+        ("pursuit", "script: pursuit_surround.py"),
+        ("tag_gridworld", "script: tag_baselines.py, pursuit"),
+        ("tag_gridworld", "script: tag_baselines.py, flee"),
+        ("warehouse", "script: warehouse_robots.py"),
+    }
+
+
+def test_the_axes_of_seconds_end_with_the_trainings() -> None:
+    pytest.importorskip("matplotlib")
+    figures = drawn("presets.json")
+    for game in ("pendulum", "overcooked"):
+        seconds = max(run["seconds"] for run in results("presets.json")["runs"] if run["row"].startswith(game))
+        (axes,) = seconds_axes(figures[game])
+        figures[game].draw_without_rendering()
+        assert seconds < axes.get_xlim()[1] < 1.1 * seconds, game
+
+
+def test_references_are_of_every_row_and_what_the_page_says() -> None:
+    found, (part,) = results("references.json")["rows"], results("references.json")["parts"]
+    assert set(found) == {run["row"] for run in results("presets.json")["runs"]}
+    assert f"*Random play and scripts: {part['device']}, commit {part['commit']}, torch {part['torch']}" in TEXT
+    script = found["pursuit"]["scripts"]["pursuer"]["return"]
+    assert f"`examples/pursuit_surround.py` has {script:.1f}." in TEXT
+    assert f"Four random robots deliver {found['warehouse']['random']['robot']:.1f}." in TEXT
+    assert f"plays {found['warehouse']['scripts']['robot']['episodes']} episodes" in TEXT
+
+
+def test_references_can_be_measured_again(tmp_path: Path) -> None:
+    others = "figures", "preset_runs", "results", "pursuit_surround", "tag_baselines", "warehouse_robots"
+    with imported_script(SCRIPTS / "references.py", *others) as references:
+        file = tmp_path / "references.json"
+        for games in ("cartpole", "cartpole,overcooked"):
+            references.main(file, references.Options(games=games))
+    found = json.loads(file.read_text(encoding="utf-8"))
+    assert list(found["rows"]) == ["cartpole", "overcooked"] and len(found["parts"]) == 2
+    for row, measured in found["rows"].items():
+        assert measured["random"] == pytest.approx(results("references.json")["rows"][row]["random"])
+
+
+def test_pictures_are_small() -> None:
+    assert max(path.stat().st_size for path in (DOCS / "results").glob("*.png")) < 60_000
 
 
 @pytest.mark.parametrize("place", ["CPU", "H200"])

@@ -19,7 +19,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 def row(iteration, **metrics):
     """A line of metrics.csv."""
     common = {"iteration": iteration, "seconds": 2.0 * iteration, "env_steps": 100 * iteration, "episodes": 5}
-    return {**common, "return_agent": float(iteration), "episode_length": 20.0, **metrics}
+    return {**common, "return_agent": float(iteration), "episode_length": 20.0 + iteration, **metrics}
 
 
 def written(folder, rows):
@@ -396,6 +396,26 @@ def test_panels_without_information_are_left_out(tmp_path):
     evaluated(folder, {("runner", "random"): [1, 2]})
     plot_runs([folder], tmp_path / "curve.svg")
     assert {"return, agent", "return, runner"} <= set(words_of(tmp_path / "curve.svg"))
+
+
+def test_panels_whose_values_never_change_are_left_out(tmp_path):
+    runs = [
+        returning(tmp_path / f"run{i}", [1, 2], episode_length=20.0, return_runner=3.0 + i, return_still=-5.0)
+        for i in (1, 2)
+    ]
+    drawn = {"return, agent", "return, runner", "return, still", "episode length"}
+    plot_runs(runs[:1], tmp_path / "one.svg")
+    assert drawn & set(words_of(tmp_path / "one.svg")) == {"return, agent"}
+    plot_runs(runs, tmp_path / "two.svg")  # each constant, but not the same
+    assert drawn & set(words_of(tmp_path / "two.svg")) == {"return, agent", "return, runner"}
+    evaluated(runs[0], {("still", "random"): [-5, -5]})
+    plot_runs(runs[:1], tmp_path / "same.svg")
+    assert "return, still" not in words_of(tmp_path / "same.svg")
+    evaluated(runs[0], {("still", "random"): [-5, -4]})
+    plot_runs(runs[:1], tmp_path / "evaluated.svg")
+    assert "return, still" in words_of(tmp_path / "evaluated.svg")
+    plot_runs([returning(tmp_path / "short", [1], episode_length=20.0)], tmp_path / "short.svg")  # changes are unknown
+    assert drawn & set(words_of(tmp_path / "short.svg")) == {"return, agent", "episode length"}
 
 
 def test_no_point_is_of_episodes_that_ended_early_alone(tmp_path):
