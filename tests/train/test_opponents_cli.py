@@ -88,7 +88,7 @@ def test_a_run_against_all_kinds_of_opponents_resumes_bit_by_bit(train, command,
     shutil.copytree(tmp_path / "old", tmp_path / "lr=0.1")  # no role
     words = ["runner=random", "tagger=still"]
     against = ["snapshots", "random", "still", *words, f"runner={script}:east", "tagger=old", "old", "lr=0.1"]
-    code, _, errors = train("--opponents", *against, *POOL.split(), "--out", "whole", iterations=20)
+    code, _, errors = train("--opponents", *against, *POOL.split(), "--out", "whole", iterations=16)
     assert (code, errors) == (0, [])
     rows = table(tmp_path / "whole")
     names = {name.removeprefix("games_") for name in rows[0] if name.startswith("games_")}
@@ -115,7 +115,7 @@ def test_a_run_against_all_kinds_of_opponents_resumes_bit_by_bit(train, command,
         code, _, errors = command("train", "--resume", tmp_path / "cut")
     assert (code, errors) == (0, [])
     resumed = table(tmp_path / "cut")
-    assert len(rows) == len(resumed) == 20
+    assert len(rows) == len(resumed) == 16
     assert [row["weights"] for row in rows] == [row["weights"] for row in resumed]
     assert [row["games_tagger_against_old"] for row in rows] == [row["games_tagger_against_old"] for row in resumed]
 
