@@ -1,67 +1,158 @@
-"""Who acts, as command lines name it: ROLE=RUN, ROLE=file.py:function, ROLE=random."""
+"""What plays some agents, as all commands name it: SOURCE, or ROLE=SOURCE for the agents of a role alone."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpu_vecenv.declare.env import Env
+from gpu_vecenv.envs.importing import absolute
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.evaluation import RolePolicy
-from gpu_vecenv.train.game_policy import GamePolicy, load_policy
-from gpu_vecenv.train.opponents_config import RANDOM
-from gpu_vecenv.train.role_view import role_of
+from gpu_vecenv.train.fixed_policy import RANDOM, STILL, WORDS, noop_of
+from gpu_vecenv.train.game_policy import GamePolicy, load_policy, run_and_member
+from gpu_vecenv.train.role_view import agents_of, role_of
 from gpu_vecenv.train.scripts import Script, names_script
 
-
-def role_and_source(text: str) -> tuple[str, str]:
-    """Of ROLE=SOURCE; the role is "" without one, or where the whole text is a path that exists."""
-    role, separator, source = text.partition("=")
-    return (role, source) if separator and not Path(text).exists() else ("", text)
+HOW = f"{', '.join(WORDS)}, RUN, or for a role alone ROLE={RANDOM}, ROLE={STILL}, ROLE=RUN or ROLE=file.py:function"
 
 
-def role_sources(option: str, pairs: Sequence[str], roles: Sequence[str]) -> dict[str, str]:
-    """Role -> source, of ROLE=SOURCE values of an option; ``roles`` are those of the game."""
-    sources = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
-    if len(sources) < len(pairs):
-        wrong = next((text for text in pairs if "=" not in text), roles[0])
-        example = f"{wrong}=runs/other" if wrong in roles else f"{roles[-1]}={wrong}"
-        raise ConfigError(
-            f"{option} is {' '.join(pairs)}; expected ROLE=RUN for each role, every role once, such as {example}"
+class Player(NamedTuple):
+    """What plays some agents.
+
+    Attributes:
+        option: Of the command line, for errors.
+        role: A role or an agent, or several joined by "+"; "" stands for all roles.
+        source: "random", "still", a run or one of its checkpoints, or a script.
+    """
+
+    option: str
+    role: str
+    source: str
+
+    @classmethod
+    def parsed(cls, option: str, text: str, expected: str = HOW) -> Player:
+        """What a value of an option names; the whole text is a source where it is a path that exists.
+
+        Args:
+            option: For errors.
+            text: The value.
+            expected: For errors, what the option takes.
+
+        Raises:
+            ConfigError: It has another form, a script has no role, or there is no such run.
+        """
+        role, separator, source = text.partition("=")
+        if not separator or Path(text).exists():
+            role, source = "", text
+        found = cls(option, role, source)
+        if not source or text.startswith("="):
+            raise ConfigError(f"{option} has {text!r}; expected {expected}")
+        if found.is_script and not role:
+            raise ConfigError(f"{option} has the script {source!r}; expected the role that it plays: ROLE={source}")
+        if found.is_run and not run_and_member(source)[0].exists():
+            raise ConfigError(f"{option} has {text!r}: there is no file or folder {source}; expected {expected}")
+        return found
+
+    @property
+    def is_script(self) -> bool:
+        """Whether the source is a script."""
+        return self.source not in WORDS and names_script(self.source)
+
+    @property
+    def is_run(self) -> bool:
+        """Whether the source is a run or a checkpoint."""
+        return self.source not in WORDS and not names_script(self.source)
+
+    @property
+    def text(self) -> str:
+        """What ``parsed`` takes, from any folder."""
+        whole = self.source
+        if self.source not in WORDS:
+            whole = absolute(whole) if self.is_script else str(Path(whole).resolve())
+        return f"{self.role}={whole}" if self.role else whole
+
+    @property
+    def name(self) -> str:
+        """In metrics and checkpoints: the same for whole and relative paths."""
+        last = Path(self.source).name
+        return f"{self.role}={last}" if self.role else last
+
+    def names(self, game: Env) -> list[str]:
+        """The roles or agents of its actors, as ``actors`` names them but for agents of a role with several policies.
+
+        Raises:
+            ConfigError: The game has no such role.
+        """
+        layout = game.layout
+        names = self.role.split("+") if self.role else list(layout.present_roles)
+        known = [*layout.present_roles, *layout.agent_names]
+        if unknown := [name for name in names if name not in known]:
+            raise ConfigError(f"unknown role {unknown[0]!r} in {self.option}; the roles are {known}")
+        return names
+
+    def actors(self, game: Env, **options: Any) -> dict[str, RolePolicy]:
+        """Role or agent -> its actor; agents that are joined by "+" have one script together.
+
+        Args:
+            game: That is played.
+            options: Of ``load_policy``.
+
+        Raises:
+            ConfigError: The source does not fit the game, or a script cannot be imported.
+        """
+        names = self.names(game)
+        if self.source == RANDOM:
+            return dict.fromkeys(names, RANDOM)
+        if self.source == STILL:
+            for name in names:
+                noop_of(game, role_of(game, name))  # raises
+            return dict.fromkeys(names, STILL)
+        if self.is_script:
+            return {self.role: Script(self.role, self.source).actor(self.option, game)}
+        found = dict[str, RolePolicy]()
+        for name in names:
+            found |= self.loaded(game, name, **options).policies_of(name)
+        return found
+
+    def loaded(self, game: Env, name: str, **options: Any) -> GamePolicy:
+        """The policies of a run of the same game, where a role, or that of an agent, acts alike.
+
+        Args:
+            game: That is played.
+            name: Role or agent.
+            options: Of ``load_policy``.
+
+        Raises:
+            ConfigError: It is of another game, or of other observations or actions.
+        """
+        loaded, role = load_policy(self.source, **options), role_of(game, name)
+        where = f"{self.option}: {self.source}"
+        if loaded.game.name() != game.name():
+            raise ConfigError(f"{where} is a run of {loaded.game.name()}; expected one of {game.name()}")
+        expected, found = (
+            (env.layout.observation.shapes[role], env.layout.action.sizes[role]) if env.layout.roles.get(role) else None
+            for env in (game, loaded.game)
         )
-    return sources
+        if expected != found:
+            raise ConfigError(
+                f"{self.option}: {name} of {self.source} has observations and actions {found}; expected {expected}"
+            )
+        return loaded
 
 
-def actors_of(option: str, game: Env, role: str, source: str, **options: Any) -> dict[str, RolePolicy]:
-    """The actors that a source has for the agents of a role, or for an agent.
-
-    Args:
-        option: For errors.
-        game: That is played.
-        role: Role or agent, of a script also several joined by "+".
-        source: A script, a run or one of its checkpoints, or "random".
-        options: Of ``load_policy``.
+def parsed_players(option: str, texts: Sequence[str], game: Env) -> list[Player]:
+    """What the values of an option name, each of which plays other agents.
 
     Raises:
-        ConfigError: The source does not fit the game, or a script cannot be imported.
+        ConfigError: As of ``Player.parsed`` and ``Player.names``, or an agent is named twice.
     """
-    if source == RANDOM:
-        return {role: None}
-    if names_script(source):
-        return {role: Script(role, source).actor(option, game)}
-    return dict(load_other_run(option, game, role, source, **options).policies_of(role))
-
-
-def load_other_run(option: str, game: Env, name: str, source: str, **options: Any) -> GamePolicy:
-    """The policies of another run of the same game, where a role, or that of an agent, acts alike."""
-    loaded, role = load_policy(source, **options), role_of(game, name)
-    if loaded.game.name() != game.name():
-        raise ConfigError(f"{option}: {source} is a run of {loaded.game.name()}; expected one of {game.name()}")
-    expected, found = (
-        (env.layout.observation.shapes[role], env.layout.action.sizes[role]) if env.layout.roles.get(role) else None
-        for env in (game, loaded.game)
-    )
-    if expected != found:
-        raise ConfigError(f"{option}: {name} of {source} has observations and actions {found}; expected {expected}")
-    return loaded
+    found = [Player.parsed(option, text) for text in texts]
+    agents = [agent for player in found for agent in agents_of(game, player.names(game))]
+    if twice := [agent for agent in agents if agents.count(agent) > 1]:
+        raise ConfigError(
+            f"{option} is {' '.join(texts)}, which names {game.layout.agent_names[twice[0]]} twice; expected each role "
+            f"once, such as {list(game.layout.present_roles)[-1]}={RANDOM}"
+        )
+    return found

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
-from gpu_vecenv.cli.actors import actors_of, role_and_source
+from gpu_vecenv.cli.actors import Player
 from gpu_vecenv.cli.options import PROGRAM, DeviceOptions, load_run_policy
 from gpu_vecenv.declare.config import check_fields, param
 from gpu_vecenv.declare.env import Env
@@ -33,7 +33,6 @@ from gpu_vecenv.train.crossplay import (
 )
 from gpu_vecenv.train.evaluation import RolePolicy
 from gpu_vecenv.train.game_policy import GamePolicy, populations_of_run, run_and_member
-from gpu_vecenv.train.opponents_config import RANDOM
 from gpu_vecenv.train.role_view import agents_of, sides_with_returns
 from gpu_vecenv.train.run_folder import run_folders
 
@@ -45,10 +44,10 @@ class Crossplay(DeviceOptions):
     The policies of each run play with and against those of each other run. There is a matrix for each role; where
     agents of one role are on both sides, as in connect_four, also one for the row's and one for the column's.
 
-    RUN is the folder of a run, one of its checkpoints, a folder of several seeds, which stands for all of its runs, the
-    word random, or for a role alone runner=OTHER_RUN, runner=random or a script, runner=file.py:function. A run with
-    populations stands for all of their members, RUN:2 for the members 2. The game is configured as in the first run,
-    with the shared fields of its checkpoint.
+    RUN is the folder of a run, one of its checkpoints, a folder of several seeds, which stands for all of its runs,
+    random, still, or for a role alone runner=OTHER_RUN, runner=random, runner=still or runner=file.py:function. A run
+    with populations stands for all of their members, RUN:2 for the members 2. The game is configured as in the first
+    run, with the shared fields of its checkpoint.
     """
 
     runs: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="RUN...")]]  # at least one, see above
@@ -101,19 +100,18 @@ class Crossplay(DeviceOptions):
 
     def _entries(self) -> dict[str, Entry]:
         """Name -> what plays."""
-        found = [(source, *role_and_source(source)) for source in self.runs]
-        loaded = {text: self._loaded(source) for text, role, source in found if not role and source != RANDOM}
+        found = {text: Player.parsed("runs", text) for text in self.runs}
+        loaded = {text: self._loaded(text) for text, player in found.items() if player.is_run and not player.role}
         policies = (x for entries in loaded.values() for x in entries.values() if isinstance(x, GamePolicy))
         game = next((policy.game for policy in policies), None)
         if game is None:
             raise ConfigError(f"runs is {list(self.runs)}; expected at least one run, whose game is played")
         entries = dict[str, Entry]()
-        for text, role, source in found:
+        for text, player in found.items():
             if text in loaded:
                 entries |= loaded[text]
             else:
-                options = {"best": self.best, "device": self.device}
-                entries[text] = actors_of("runs", game, role, source, **options) if role else None
+                entries[text] = player.actors(game, best=self.best, device=self.device)
         return entries
 
     def _loaded(self, source: str) -> dict[str, Entry]:

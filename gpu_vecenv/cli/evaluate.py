@@ -11,11 +11,10 @@ from typing import Any
 
 from rich.console import Console
 
-from gpu_vecenv.cli.actors import actors_of, role_sources
+from gpu_vecenv.cli.actors import parsed_players
 from gpu_vecenv.cli.options import PROGRAM, DeviceOptions, Run, load_run_policy
 from gpu_vecenv.declare.config import check_fields, param
 from gpu_vecenv.engine.vec_env import VecEnv
-from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.escapes import printable
 from gpu_vecenv.files import check_output, replace_file
 from gpu_vecenv.progress import ProgressDisplay
@@ -32,8 +31,8 @@ class Evaluate(DeviceOptions):
     episodes: int = param(1000, low=1)  # number of episodes
     greedy: bool = False  # take the most likely action instead of a sample
     best: bool = False  # the best checkpoint instead of the newest
-    # who plays roles or agents in place of the run's policies: tagger=random, player_1=runs/other or
-    # runner=file.py:function; none: the run's play all
+    # what plays roles or agents in place of the run's policies: tagger=random, tagger=still, player_1=runs/other or
+    # runner=file.py:function, or without ROLE= all roles; none: the run's play all
     opponents: tuple[str, ...] = ()
     num_envs: int = param(1000, low=1)  # environments that are stepped at a time
     seed: int = 1  # seed of the random streams
@@ -50,11 +49,8 @@ class Evaluate(DeviceOptions):
             check_output("out", self.out)
         loaded = load_run_policy(self.run, game=self.game, best=self.best, device=self.device)
         role_policies: dict[str, RolePolicy] = dict(loaded.policies)
-        known = [*loaded.game.layout.present_roles, *loaded.game.layout.agent_names]
-        for name, source in role_sources("opponents", self.opponents, loaded.game.layout.present_roles).items():
-            if name not in known:
-                raise ConfigError(f"unknown role {name!r} in opponents; the roles are {known}")
-            others = actors_of("opponents", loaded.game, name, source, best=self.best, device=loaded.device)
+        for player in parsed_players("opponents", self.opponents, loaded.game):
+            others = player.actors(loaded.game, best=self.best, device=loaded.device)
             role_policies = replaced(loaded.game, role_policies, others)
         if {*map(id, role_policies.values())}.isdisjoint(map(id, loaded.policies.values())):
             self._report_no_policy(sides_of_game(loaded.game))

@@ -7,18 +7,13 @@ import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from gpu_vecenv.cli.actors import actors_of, role_and_source
+from gpu_vecenv.cli.actors import HOW, Player
 from gpu_vecenv.declare.config import check_fields, param
 from gpu_vecenv.declare.env import Env
-from gpu_vecenv.envs.importing import absolute
 from gpu_vecenv.errors import ConfigError
-from gpu_vecenv.train.evaluation import RolePolicy
-from gpu_vecenv.train.game_policy import run_and_member
-from gpu_vecenv.train.opponents_config import MEMBERS, MOST, Opponent, OpponentsConfig, Sampling
-from gpu_vecenv.train.scripts import names_script
+from gpu_vecenv.train.opponents_config import MEMBERS, MOST, SNAPSHOTS, Opponent, OpponentsConfig, Sampling
 
 DEFAULTS = OpponentsConfig()
 # Fields of OpponentsConfig -> options; all others have the same name.
@@ -28,14 +23,14 @@ OPTIONS = {
     "sampling": "opponents_sampling",
     "num_ranges": "opponents_ranges",
 }
-HOW = f"{', '.join(MEMBERS)}, RUN, ROLE=RUN or ROLE=file.py:function"
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpponentOptions:
     """Opponents in a share of the environments."""
 
-    # snapshots, random, still, RUN, ROLE=RUN or ROLE=file.py:function, any of them; none: no opponents
+    # snapshots, random, still, RUN, or for a role alone ROLE=random, ROLE=still, ROLE=RUN or ROLE=file.py:function, any
+    # of them; none: no opponents
     opponents: tuple[str, ...] = ()
     opponents_share: float = param(DEFAULTS.share, low=0, high=1)  # share of the environments with opponents, 0 to 1
     opponents_sampling: Sampling = DEFAULTS.sampling  # by results against them, or uniform
@@ -97,33 +92,12 @@ def errors_name_options() -> Iterator[None]:
 
 
 def _whole(text: str) -> str:
-    role, source = role_and_source(text)
-    if text in MEMBERS:
-        return text
-    whole = absolute(source) if names_script(source) else str(Path(source).resolve())
-    return f"{role}={whole}" if role else whole
+    return text if text in MEMBERS else Player.parsed("opponents", text).text
 
 
 def _member(game: Env, text: str) -> str | Opponent:
     """What a value of --opponents stands for."""
     if text in MEMBERS:
         return text
-    role, source = role_and_source(text)
-    if not source or text.startswith("="):
-        raise ConfigError(f"opponents has {text!r}; expected {HOW}")
-    if names_script(source):
-        if not role:
-            raise ConfigError(f"opponents has the script {source!r}; expected the role that it plays: ROLE={source}")
-    elif not run_and_member(source)[0].exists():
-        raise ConfigError(f"opponents has {text!r}: there is no file or folder {source}; expected {HOW}")
-    actors: dict[str, RolePolicy] = {}
-    for name in [role] if role else game.layout.present_roles:
-        actors |= actors_of("opponents", game, name, source, device="cpu")
-    return Opponent(name=_name(text), actors=actors)
-
-
-def _name(text: str) -> str:
-    """Of metrics and checkpoints: the same for whole and relative paths."""
-    role, source = role_and_source(text)
-    last = Path(source).name
-    return f"{role}={last}" if role else last
+    player = Player.parsed("opponents", text, f"{SNAPSHOTS}, {HOW}")
+    return Opponent(name=player.name, actors=player.actors(game, device="cpu"))

@@ -17,7 +17,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 import tyro
 
-from gpu_vecenv.cli.actors import load_other_run, role_sources
+from gpu_vecenv.cli.actors import Player, parsed_players
 from gpu_vecenv.cli.curriculum import curriculum_of, preset_schedules, stored_curriculum
 from gpu_vecenv.cli.game_files import KEY as GAME_FILE_KEY
 from gpu_vecenv.cli.game_files import game_file_settings, load_game_of_run, report_unchecked
@@ -48,9 +48,9 @@ from gpu_vecenv.train.capacity import max_num_envs_that_fit
 from gpu_vecenv.train.checkpoint import CHECKPOINTS, CheckpointFolder
 from gpu_vecenv.train.distributed import World, num_processes, process_group
 from gpu_vecenv.train.fixed_opponents import parsed_scripts
+from gpu_vecenv.train.fixed_policy import FUNCTION, RANDOM, FixedPolicy, stored_actors
 from gpu_vecenv.train.learner_config import LearnerConfig
 from gpu_vecenv.train.opponent_ranges import preset_opponents
-from gpu_vecenv.train.opponents_config import RANDOM
 from gpu_vecenv.train.policy import Policy
 from gpu_vecenv.train.policy_specs import RUN_WIDE_KEYS, PolicySpec, Sharing, names_of_policies, resolve_specs
 from gpu_vecenv.train.populations import num_cells, stored_members, stored_populations
@@ -94,7 +94,9 @@ class Train(DeviceOptions, Generic[GameT, ConfigT]):
     sharing: Sharing = "role"  # one policy for the agents of a role, one for each agent, or one for all
     population: int = param(1, low=1)  # policies to train in place of each, in equal shares of the environments
     policies: str = "{}"  # hyper-parameters of single policies, as JSON: {"tagger": {"learning_rate": 0.001}}
-    frozen: tuple[str, ...] = ()  # roles that are not trained, with the run or checkpoint they use: tagger=runs/old
+    # roles that are not trained, with what plays them: tagger=runs/old, tagger=random, tagger=still or
+    # tagger=file.py:function, or without ROLE= all roles
+    frozen: tuple[str, ...] = ()
     reward: str | None = None  # function that gives the rewards: module:name or file.py:name; None: the game's rewards
     schedules: str | None = None  # Curriculum, or what makes one: module:name, file.py:name, or JSON; "{}": none
     graphs: bool = True  # use CUDA graphs; no effect on the CPU
@@ -164,6 +166,8 @@ class Train(DeviceOptions, Generic[GameT, ConfigT]):
             settings["reward"] = None if self.reward is None else absolute(self.reward)
             settings["curriculum"] = stored_curriculum(self.schedules)
             settings["opponents"] = self.opposition.settings()
+            players = [Player.parsed("frozen", text) for text in self.frozen]
+            settings["frozen_scripts"] = [player.text for player in players if player.is_script]
             scripts = tuple(script.text for script in parsed_scripts(self.run.eval_scripts))
             # A resumed run that is longer compares its checkpoints by as many episodes as before.
             settings["run"] = dataclasses.asdict(self.run) | {
@@ -196,7 +200,8 @@ class Train(DeviceOptions, Generic[GameT, ConfigT]):
 
     def _policy_specs(self, game: Env) -> dict[str, PolicySpec]:
         roles = list(game.layout.present_roles)
-        frozen = role_sources("frozen", self.frozen, roles)
+        players = parsed_players("frozen", self.frozen, game)
+        frozen = [name for player in players for name in player.names(game)]
         trained = [role for role in roles if role not in frozen]
         if unknown := set(frozen) - set(roles):
             raise ConfigError(f"unknown role {', '.join(map(repr, sorted(unknown)))} in frozen; the roles are {roles}")
@@ -212,8 +217,8 @@ class Train(DeviceOptions, Generic[GameT, ConfigT]):
                 raise ConfigError(f"population of {name} in policies is {population!r:.80}; expected an int >= 1")
             config = dataclasses.replace(self.learner, **values)
             specs[name] = PolicySpec(config=config, population=population)
-        for role, source in frozen.items():
-            specs |= self._frozen_specs(game, role, source)
+        for player in players:
+            specs |= self._frozen_specs(game, player)
         return specs
 
     def _policy_changes(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -232,15 +237,20 @@ class Train(DeviceOptions, Generic[GameT, ConfigT]):
                 raise ConfigError(f"unknown keys {sorted(wrong)} for {name}; known: {', '.join(sorted(known))}")
         return changes
 
-    def _frozen_specs(self, game: Env, role: str, source: str) -> dict[str, PolicySpec]:
-        """Of the agents of a role."""
-        loaded = load_other_run("frozen", game, role, source, device="cpu")
-        own = loaded.policies_of(role)
-        return {
-            name: self._frozen_spec(game, role, source, loaded.configs[name], policy) for name, policy in own.items()
-        }
+    def _frozen_specs(self, game: Env, player: Player) -> dict[str, PolicySpec]:
+        """Of the agents that are not trained."""
+        if not player.is_run:
+            return {name: PolicySpec(actor=actor) for name, actor in player.actors(game).items()}
+        specs = {}
+        for role in player.names(game):
+            loaded = player.loaded(game, role, device="cpu")
+            for name, policy in loaded.policies_of(role).items():
+                specs[name] = self._frozen_spec(game, role, player.source, loaded.configs[name], policy)
+        return specs
 
     def _frozen_spec(self, game: Env, role: str, source: str, config: LearnerConfig, policy: Policy) -> PolicySpec:
+        if isinstance(policy, FixedPolicy):
+            return PolicySpec(actor=policy.actor)
         if role in game.layout.action.bounds and config.squash != self.learner.squash:
             raise ConfigError(
                 f"{source} was trained with squash {config.squash!r}; give --squash {config.squash}, "
@@ -387,6 +397,12 @@ class Resume(DeviceOptions):
             )
             for policy, (first, *_) in stored_members(populations, configs, str(self.resume)).items()
         }
+        scripts = {script.role: script for script in (Player.parsed("frozen", x) for x in settings["frozen_scripts"])}
+        for name, acts in stored_actors(manifest, str(self.resume)).items():
+            if acts == FUNCTION and name not in scripts:
+                raise ConfigError(f"{self.resume / SETTINGS} does not say which script plays {name}: frozen_scripts")
+            actor: Any = scripts[name].actors(env.game)[name] if acts == FUNCTION else acts
+            specs[name] = PolicySpec(config=configs[name], actor=actor)
         own = stored_config(manifest, str(self.resume))
         source = settings["reward"] if self.reward is None else self.reward
         reward = None if source is None else imported("reward", source)
@@ -498,11 +514,12 @@ def _read_settings(folder: Path) -> tuple[dict[str, Any], RunConfig]:
                 f"{path} was written by another version of gpu_vecenv: its format is {found!r}; expected {RUN_FORMAT}. "
                 "Resume with the version that wrote it, or train again"
             )
-        settings = {"reward": None, "curriculum": None, "opponents": {}, **settings}
+        settings = {"reward": None, "curriculum": None, "opponents": {}, "frozen_scripts": [], **settings}
         kinds = {
             "reward": str | None,
             "curriculum": str | None,
             "opponents": dict,
+            "frozen_scripts": list,
             "game": str,
             "device": str | None,
             "graphs": bool,

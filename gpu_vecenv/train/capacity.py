@@ -37,6 +37,8 @@ def stored_specs(
     game, num_envs = env.game, env.num_envs
     stored["parameters"] = (num_envs, game.layout.num_agents, game.layout.action.num_parameters), torch.float32
     for name, spec in specs.items():
+        if spec.actor is not None:  # no network, and so no states
+            continue
         own = spec.config or config
         of_cell = default_state_size(own.network, own.hidden_sizes)
         size = algorithm_of(own).num_cells(own) * of_cell if spec.network is None else state_size_of(spec.network)

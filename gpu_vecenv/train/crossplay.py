@@ -74,7 +74,7 @@ class CrossPlay:
         returns: Role -> its mean returns. Where agents of one role are on both sides, also each of ``sides`` -> the
             mean returns of its agents, row's and column's. In a zero-sum game of one role the role's own mean is 0.
         self_and_cross_play: The same names -> means of the diagonal and of the rest, over entries that are rows and
-            columns, without random actions; empty if there are less than two of them.
+            columns, without random and still ones; empty if there are less than two of them.
         episodes: Of each pairing.
         returns_of_sides: Of the agents of each side, means over them in each episode, (rows, columns, episodes)
             float64. Episodes of all pairings have the same random numbers.
@@ -166,7 +166,7 @@ def crossplay(
     returns = {role: _matrix(cells(f"return_{role}")) for role in game.layout.present_roles}
     if shared_roles(game, sides):
         returns |= {name: _matrix(returns_of_side) for name, returns_of_side in zip(side_names, of_sides, strict=True)}
-    both = [name for name in first if name in second and policies[name] is not None]
+    both = [name for name in first if name in second and not all(map(_is_word, actors[name].values()))]
     where = [[list(names).index(name) for name in both] for names in (first, second)]
     return CrossPlay(
         rows=list(first),
@@ -301,6 +301,11 @@ def _actors(env: VecEnv, name: str, entry: Entry) -> Mapping[str, RolePolicy]:
         check_kind(f"a name in policies[{name!r}]", key, str, f"one of {list(env.game.layout.roles)}, or an agent")
     agents_of(env.game, [part for key in entry for part in key.split("+")])  # raises for unknown ones
     return entry
+
+
+def _is_word(actor: RolePolicy) -> bool:
+    """Whether it is "random" or "still", which no run has learned."""
+    return actor is None or isinstance(actor, str)
 
 
 def _mean_over_agents(game: Env, metrics: Mapping[str, torch.Tensor], names: Sequence[str]) -> torch.Tensor:

@@ -19,6 +19,7 @@ from gpu_vecenv.engine.sampler import Sampler
 from gpu_vecenv.engine.vec_env import Fault, VecEnv
 from gpu_vecenv.errors import ConfigError, EnvContractError, NonFiniteError
 from gpu_vecenv.progress import OnProgress, no_progress, part
+from gpu_vecenv.train.fixed_policy import FixedActor, FixedPolicy, Function, function_of
 from gpu_vecenv.train.game_policy import GamePolicy
 from gpu_vecenv.train.graph import GraphedCallable, GraphPool, capture_stream, ordered_on
 from gpu_vecenv.train.layers import has_hooks
@@ -27,8 +28,9 @@ from gpu_vecenv.train.recurrent import kept
 from gpu_vecenv.train.role_view import RoleView, agents_of, check_each_agent_once, sides_with_returns
 
 # The actor of some agents: a policy, a function from their observations (num_envs, count, *shape) to actions of their
-# action space, or None for a random policy. Functions are called for up to 15 steps after the last episode has ended.
-RolePolicy: TypeAlias = Policy | Callable[[torch.Tensor], torch.Tensor] | None
+# action space, "random" or None for uniform actions, or "still" for the no-op that the game declares. Functions are
+# called for up to 15 steps after the last episode has ended.
+RolePolicy: TypeAlias = Policy | FixedActor | None
 MAX_STEPS = 1_000_000  # of an episode, of games without max_steps
 OWN_PACKAGES = ("gpu_vecenv", "torch")  # the modules of these do all their work on the device
 STEPS_PER_SYNC = 16  # steps between the host's checks whether all episodes have ended
@@ -73,19 +75,19 @@ class RolePolicies:
         present = [name for name in role_policies if game.layout.roles.get(name) != 0]
         check_each_agent_once(game, present, "role_policies")
         for role, actor in role_policies.items():
-            if actor is not None and not callable(actor):
+            if not isinstance(actor, str | None) and not callable(actor):
                 raise TypeError(
                     f"the actor of {role!r} is a {type(actor).__name__}; expected a Policy, a function of observations "
-                    "that returns actions, or None for random actions"
+                    'that returns actions, "still", or "random" or None for random actions'
                 )
         self.env, self.greedy = env, greedy
         self.role_policies = {name: role_policies[name] for name in present}
         self.views = {name: RoleView(game, name.split("+"), env.device) for name in present}
-        self._policies = {name: actor for name, actor in self.role_policies.items() if isinstance(actor, Policy)}
+        self._policies, functions = divided(game, self.role_policies, env.device)
         for name, policy in self._policies.items():
             check_fits_agents(f"the policy of {name}", policy, self.views[name])
         modules = [module for policy in self._policies.values() for module in policy.modules()]
-        self.capturable = all(name in self._policies or actor is None for name, actor in self.role_policies.items())
+        self.capturable = all(function is None for function in functions.values())
         self.capturable &= not any(
             has_hooks(module) or type(module).__module__.split(".")[0] not in OWN_PACKAGES for module in modules
         )
@@ -105,7 +107,7 @@ class RolePolicies:
             for name, policy in self._policies.items()
             if policy.acting_state_size
         }
-        self._validator = ActionValidator(game.layout, shape[:2], env.device)
+        self._write_actions = FunctionActions(env, self.views, functions)
 
     @torch.no_grad()
     def __call__(self, obs: torch.Tensor, action_mask: torch.Tensor | None = None) -> torch.Tensor:
@@ -133,16 +135,76 @@ class RolePolicies:
             mask = None if action_mask is None else view.mask(action_mask[:, view.agents])
             view.write_parameters(policy.distribution(outputs, mask, greedy=self.greedy), parameters)
         actions = self._sampler.sample(parameters, greedy=self.greedy).actions
-        random = self.env.sample_actions() if None in self.role_policies.values() else None
-        for name, actor in self.role_policies.items():
+        self._write_actions(obs, actions)
+        return actions
+
+
+def divided(
+    game: Env, actors: Mapping[str, RolePolicy], device: torch.device
+) -> tuple[dict[str, Policy], dict[str, Function | None]]:
+    """Of actors the policies with a network, and the functions that the others are; None: random actions.
+
+    Args:
+        game: The game.
+        actors: Role or agent -> its actor, or several joined by "+".
+        device: Of the observations.
+
+    Raises:
+        ConfigError: An actor is "still" in a game that declares no no-op, another word, or a function that a checkpoint
+            does not have.
+    """
+    policies, functions = dict[str, Policy](), dict[str, Function | None]()
+    for name, actor in actors.items():
+        if isinstance(actor, FixedPolicy):
+            functions[name] = actor.function(device)
+        elif isinstance(actor, Policy):
+            policies[name] = actor
+        else:
+            functions[name] = None if actor is None else function_of(game, name.split("+"), actor, device)
+    return policies, functions
+
+
+class FunctionActions:
+    """Writes the actions of agents that have no network into those of a step.
+
+    Args:
+        env: The environment; observations are of all or of the last of its environments.
+        views: Name -> agents.
+        functions: Name -> function of their observations, or None for random actions; some of the names.
+        num_envs: Of the observations; None: all.
+        owner: What messages add to the name of a function.
+    """
+
+    def __init__(
+        self,
+        env: VecEnv,
+        views: Mapping[str, RoleView],
+        functions: Mapping[str, Function | None],
+        num_envs: int | None = None,
+        owner: str = "",
+    ) -> None:
+        self._env, self._functions, self._owner = env, dict(functions), owner
+        self.views = {name: views[name] for name in functions}
+        count = env.num_envs if num_envs is None else num_envs
+        self._envs = slice(env.num_envs - count, None)
+        self._validator = ActionValidator(env.game.layout, (count, env.game.layout.num_agents), env.device)
+
+    def __call__(self, obs: torch.Tensor, actions: torch.Tensor) -> None:
+        """Write the actions for observations (num_envs, num_agents, *shape) into (num_envs, num_agents[, heads]).
+
+        Raises:
+            TypeError, ValueError: A function returned something else than an action tensor of its agents, see
+                ``RolePolicies``.
+        """
+        random = self._env.sample_actions()[self._envs] if None in self._functions.values() else None
+        for name, function in self._functions.items():
             view = self.views[name]
-            if actor is None:
+            if function is None:
                 assert random is not None
                 actions[:, view.agents] = random[:, view.agents]
-            elif name not in self._policies:
-                what = f"the function of {name!r}"
-                write_actions_of_function(actor, what, view, self._validator, view.obs(obs), actions)
-        return actions
+            else:
+                what = f"the function of {name!r}{self._owner}"
+                write_actions_of_function(function, what, view, self._validator, view.obs(obs), actions)
 
 
 def write_actions_of_function(
@@ -179,8 +241,9 @@ def write_actions_of_function(
 def replaced(
     game: Env, role_policies: Mapping[str, RolePolicy], others: Mapping[str, RolePolicy]
 ) -> dict[str, RolePolicy]:
-    """The actors with ``others`` in place of those of the same agents; names are of roles or agents, none joined."""
-    taken, left = set(agents_of(game, list(others))), dict[str, RolePolicy]()
+    """The actors with ``others`` in place of those of the same agents; of ``others`` names may be joined by "+"."""
+    taken = set(agents_of(game, [part for name in others for part in name.split("+")]))
+    left = dict[str, RolePolicy]()
     for name, actor in role_policies.items():
         own = agents_of(game, [name])
         if taken.isdisjoint(own):

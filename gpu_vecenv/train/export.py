@@ -22,6 +22,7 @@ from gpu_vecenv._version import __version__
 from gpu_vecenv.errors import ConfigError, ExportError
 from gpu_vecenv.files import replace_file
 from gpu_vecenv.train.distributions import masked, mean_draws, squashed
+from gpu_vecenv.train.fixed_policy import FixedPolicy
 from gpu_vecenv.train.game_policy import GamePolicy
 from gpu_vecenv.train.inference import InferencePolicy, RecurrentInferencePolicy
 from gpu_vecenv.train.policy import Policy
@@ -61,7 +62,8 @@ def export(policy: GamePolicy, folder: Path, file_format: FileFormat) -> list[Ex
     """Write a file for each policy, and ``policy.json``, which describes games, roles, inputs and outputs.
 
     A file is written once its results for 1,000 observations are those of the policy; a recurrent one takes them in
-    steps, each with the state that the one before left, or 0 where an episode begins.
+    steps, each with the state that the one before left, or 0 where an episode begins. Policies without a network, such
+    as random ones, have no file.
 
     Args:
         policy: As ``load_policy`` returns it.
@@ -74,7 +76,7 @@ def export(policy: GamePolicy, folder: Path, file_format: FileFormat) -> list[Ex
     """
     if file_format == "onnx" and (missing := [name for name in ONNX_PACKAGES if find_spec(name) is None]):
         raise ConfigError(f'ONNX files need {", ".join(missing)}: pip install "gpu_vecenv[onnx]"')
-    own = {one.view.name: one for one in policy.policies.values()}
+    own = {one.view.name: one for one in policy.policies.values() if not isinstance(one, FixedPolicy)}
     contents = {name: _exported(name, policy, one, file_format) for name, one in own.items()}
     files = []
     for name, (content, difference) in contents.items():

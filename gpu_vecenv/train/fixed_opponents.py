@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -12,8 +12,7 @@ from gpu_vecenv.declare.env import Env
 from gpu_vecenv.errors import CheckpointCorruptError, ConfigError, nearest
 from gpu_vecenv.train.evaluation import RolePolicy, replaced
 from gpu_vecenv.train.evaluation_curves import FROZEN, NONE
-from gpu_vecenv.train.opponent_ranges import noop_of
-from gpu_vecenv.train.opponents_config import RANDOM, STILL
+from gpu_vecenv.train.fixed_policy import RANDOM, STILL, noop_of
 from gpu_vecenv.train.policy import Policy
 from gpu_vecenv.train.role_view import agents_of, role_of, sides_with_returns
 from gpu_vecenv.train.scripts import Script
@@ -78,21 +77,23 @@ class FixedOpponents:
     def __init__(self, trainer: Trainer, kinds: Sequence[str] = KINDS, scripts: Sequence[Script] = ()) -> None:
         if wrong := [kind for kind in kinds if kind not in KINDS or kinds.count(kind) > 1]:
             raise ConfigError(f"eval_opponents has {wrong[0]!r}; expected some of {', '.join(KINDS)}, each once")
-        self._trainer, game, device = trainer, trainer.env.game, trainer.env.device
+        self._trainer, game = trainer, trainer.env.game
         names = dict.fromkeys(name for learner in trainer.learners.values() for name in learner.policy.view.names)
         # Of each side what is trained of it: the side itself where a policy is of more agents, else names of policies.
         self._trained = {side: _parts(game, names, side) for side in sides_with_returns(game)}
-        self._still: dict[str, RolePolicy] = {}
+        still = set[str]()  # roles that can stand still
         if STILL in kinds and game.noop is not None:
-            for role in game.layout.present_roles:
-                if not isinstance(game.noop, Mapping) or role in game.noop:
-                    self._still[role] = StandingStill(game, role, device)
+            still = {
+                role
+                for role in game.layout.present_roles
+                if (not isinstance(game.noop, Mapping) or role in game.noop) and noop_of(game, role)  # which may raise
+            }
         self._scripts: dict[Match, tuple[str, RolePolicy]] = {}
         self.matches: list[Match] = []
         for role in (role for role, trained in self._trained.items() if trained):
             others = [other for other in self._trained if other != role and self._trained[other]]
             if others:
-                can_stand = self._still.keys() >= {role_of(game, other) for other in others}
+                can_stand = still >= {role_of(game, other) for other in others}
                 self.matches += [Match(role, kind) for kind in kinds if kind != STILL or can_stand]
             else:
                 apart = any(agents_of(game, [other]) for other in self._trained if other != role)
@@ -148,7 +149,7 @@ class FixedOpponents:
         others = [name for role, trained in self._trained.items() if role != match.role for name in trained]
         playing: dict[str, RolePolicy] = dict.fromkeys(others)  # random actions
         if match.opponent == STILL:
-            playing = {name: self._still[role_of(game, name)] for name in others}
+            playing = dict.fromkeys(others, STILL)
         elif match.opponent == INITIAL:
             initial = {name: policy for policy in self._initial.values() for name in policy.view.names}
             playing = {name: initial[name if name in initial else role_of(game, name)] for name in others}
@@ -172,27 +173,3 @@ def _parts(game: Env, names: Iterable[str], side: str) -> list[str]:
         if own & agents:
             found.append(name if agents <= own else side)
     return found
-
-
-class StandingStill:
-    """An actor that takes a role's no-op.
-
-    Args:
-        game: The game.
-        role: The role.
-        device: Of the observations.
-
-    Raises:
-        ConfigError: The declared no-op is no action of the role.
-    """
-
-    def __init__(self, game: Env, role: str, device: torch.device) -> None:
-        numbers = noop_of(game, role)
-        dtype = torch.float32 if role in game.layout.action.bounds else torch.int32
-        whole = torch.tensor(numbers, dtype=dtype, device=device)
-        self._action = whole if game.layout.action.shape else whole[0]
-
-    def __call__(self, obs: torch.Tensor) -> torch.Tensor:
-        """Actions (num_envs, count[, heads]), of observations (num_envs, count, *shape)."""
-        shape: tuple[Any, ...] = (*obs.shape[:2], *self._action.shape)
-        return self._action.expand(shape).contiguous()

@@ -21,6 +21,7 @@ from gpu_vecenv.errors import AgentKeyError, CheckpointCorruptError, ConfigError
 from gpu_vecenv.train.algorithms import algorithm_of
 from gpu_vecenv.train.checkpoint import BEST, CHECKPOINTS, CheckpointFolder, load_checkpoint, newest_usable
 from gpu_vecenv.train.encoders import make_encoder
+from gpu_vecenv.train.fixed_policy import FUNCTION, FixedPolicy, stored_actors
 from gpu_vecenv.train.learner_config import LearnerConfig
 from gpu_vecenv.train.policy import Policy, check_tensor, num_inputs
 from gpu_vecenv.train.populations import check_member, stored_members, stored_populations
@@ -213,7 +214,8 @@ def load_policy(
 ) -> GamePolicy:
     """Load the policies of a training run, in eval mode and without gradients. Nothing in a file is executed.
 
-    Of a run with several processes, the file of rank 0 is enough, on any machine.
+    Of a run with several processes, the file of rank 0 is enough, on any machine. A function that acted in place of a
+    policy, see ``PolicySpec``, is not in a checkpoint: the policy is there, but raises ConfigError where it has to act.
 
     Args:
         run: A run folder, whose newest checkpoint is loaded, or one checkpoint file. "runs/tag:2" is of "runs/tag" the
@@ -267,8 +269,12 @@ def load_policy(
     networks = networks or {}
     if unknown := sorted(set(networks) - set(configs), key=str):
         raise ConfigError(f"networks has {unknown}; expected some of {list(configs)}, the policies in {path}")
-    policies = {}
+    policies, actors = dict[str, Policy](), stored_actors(manifest, str(path))
     for name, config in configs.items():
+        if name in actors:
+            actor: Any = None if actors[name] == FUNCTION else actors[name]
+            policies[name] = FixedPolicy(game, name.split("+"), actor, squash=config.squash, device=where)
+            continue
         prefix = f"policy.{own[name]}."
         weights = {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
         if bad := [key for key, tensor in weights.items() if not bool(tensor.isfinite().all())]:

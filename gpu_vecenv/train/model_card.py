@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from gpu_vecenv._version import __version__
 from gpu_vecenv.envs.registry import gymnasium_id
 from gpu_vecenv.errors import ConfigError
@@ -17,6 +19,7 @@ from gpu_vecenv.train.checkpoint import save_checkpoint
 from gpu_vecenv.train.encoders import EncodedActorCritic
 from gpu_vecenv.train.evaluation_curves import EVALUATION_FILE
 from gpu_vecenv.train.evaluation_tables import ALL_TRAINED
+from gpu_vecenv.train.fixed_policy import kinds_of
 from gpu_vecenv.train.game_policy import GamePolicy
 from gpu_vecenv.train.networks import ActorCritic
 from gpu_vecenv.train.q_networks import QNetwork, RecurrentQNetwork
@@ -65,6 +68,7 @@ def export_hub(policy: GamePolicy, folder: Path, run: Path | None = None) -> lis
         "game_config": dataclasses.asdict(policy.game),
         "algorithms": {name: policy.configs[one.view.names[0]].algorithm for name, one in policies.items()},
         "policies": {name: dataclasses.asdict(policy.configs[one.view.names[0]]) for name, one in policies.items()},
+        "actors": kinds_of(policies) or None,
         "made_with": {"gpu_vecenv": __version__},
     }
     save_checkpoint(folder / WEIGHTS, tensors, manifest)
@@ -140,7 +144,8 @@ def model_card(policy: GamePolicy, results: Mapping[str, float], *, curve: bool)
 def _code(policy: GamePolicy) -> list[str]:
     """Python that loads the policies and acts, as lines."""
     policies = {one.view.name: one for one in policy.policies.values()}
-    own = [name for name, one in policies.items() if not isinstance(one.network, DEFAULT_NETWORKS)]
+    default = (*DEFAULT_NETWORKS, nn.Identity)  # of policies without a network
+    own = [name for name, one in policies.items() if not isinstance(one.network, default)]
     networks = {name: type(policies[name].network).__name__ for name in own}
     given = ", ".join(f'"{name}": {kind}()' for name, kind in networks.items())
     arguments = "obs" + ', info["action_mask"]' * policy.game.masks_actions

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.errors import ConfigError
-from gpu_vecenv.train.opponents_config import STILL, Opponent, OpponentsConfig
+from gpu_vecenv.train.fixed_policy import STILL, noop_of
+from gpu_vecenv.train.opponents_config import Opponent, OpponentsConfig
 from gpu_vecenv.train.role_view import agents_of, sides_of_game
 
 
@@ -25,31 +26,6 @@ def opponent_sides(game: Env) -> list[Side]:
     if len(names) < 2:
         raise ConfigError(f"{type(game).__name__} has one agent; expected a game of several with opponents=…")
     return [Side(name, frozenset(agents_of(game, [name]))) for name in names]
-
-
-def noop_of(game: Env, role: str) -> tuple[float, ...]:
-    """The action of a role's agent that does nothing, a number for each of its heads, or of its Box.
-
-    Raises:
-        ConfigError: The game declares none, or one that the role does not have.
-    """
-    layout, declared = game.layout.action, game.noop
-    found = declared.get(role) if isinstance(declared, Mapping) else declared
-    if found is None:
-        raise ConfigError(
-            f"opponents have {STILL!r}, but {type(game).__name__} declares no noop of {role!r}; expected one, such as "
-            "noop = 0, or other opponents"
-        )
-    numbers = tuple(found) if isinstance(found, tuple | list) else (found,) * len(layout.sizes[role])
-    sizes, space = layout.sizes[role], layout.spaces[role]
-    fits = len(numbers) == len(sizes)
-    if fits and role in layout.bounds:
-        fits = all(low <= x <= high for x, low, high in zip(numbers, *layout.bounds[role], strict=True))
-    elif fits:
-        fits = all(type(x) is int and 0 <= x < size for x, size in zip(numbers, sizes, strict=True))
-    if not fits:
-        raise ConfigError(f"noop of {role!r} of {type(game).__name__} is {found!r}; expected an action of {space}")
-    return numbers
 
 
 def preset_opponents(game: Env, num_envs: int | None) -> OpponentsConfig | None:

@@ -7,20 +7,20 @@ then the other members. What is drawn and counted stays on the device, so that i
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
-from gpu_vecenv.engine.actions import ActionValidator
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.errors import ConfigError
-from gpu_vecenv.train.evaluation import check_fits_agents, positions_of, write_actions_of_function
+from gpu_vecenv.train.evaluation import FunctionActions, check_fits_agents, divided, positions_of
+from gpu_vecenv.train.fixed_policy import RANDOM, STILL, noop_of
 from gpu_vecenv.train.host_kernels import HostKernels
 from gpu_vecenv.train.opponent_kernels import results_launch, uniform_numbers
-from gpu_vecenv.train.opponent_ranges import Ranges, noop_of
+from gpu_vecenv.train.opponent_ranges import Ranges
 from gpu_vecenv.train.opponent_weights import Snapshots
-from gpu_vecenv.train.opponents_config import RANDOM, SNAPSHOTS, STILL, Opponent, OpponentsConfig
+from gpu_vecenv.train.opponents_config import SNAPSHOTS, Opponent, OpponentsConfig
 from gpu_vecenv.train.perceptron import PerceptronKernels, WeightRanges
 from gpu_vecenv.train.policy import Policy, Precision
 from gpu_vecenv.train.policy_kernels import PolicyKernels
@@ -37,6 +37,7 @@ class Opponents:
     Attributes:
         ranges: The environments.
         learns: (E, A) bool: agents whose samples are learned from.
+        plays: (E, A) bool: agents whom an opponent other than a snapshot has.
         opponent: (R,) int64, the opponent of each range; -1 before the first.
         snapshots: Policy -> its snapshots; none unless they are among the members.
         acts_itself: Whether ``act`` changes any actions.
@@ -46,7 +47,7 @@ class Opponents:
         config: The opponents.
         ranges: Of the rollout's environments.
         rollout: The rollout, with ``learned``.
-        policies: Of all agents.
+        policies: Of the agents that a network plays.
         parameters: (E, A, sampler.num_parameters) float32, of the distributions of a step.
         seed: Of the choice of opponents.
         squash: Of the sampler.
@@ -87,6 +88,7 @@ class Opponents:
         self._sides = torch.tensor(sides, device=device)
 
         self.learns = torch.ones((num_envs, num_agents), dtype=torch.bool, device=device)
+        self.plays = torch.zeros_like(self.learns)
         played = torch.zeros((len(self.names), ranges.count, num_agents), dtype=torch.bool)
         for number, side in enumerate(sides):
             learning = torch.zeros(num_agents, dtype=torch.bool)
@@ -124,8 +126,9 @@ class Opponents:
             if type(kernels[name]) is kind
         }
         self._launches = {
-            name: own.forward(num_envs=ranges.size, ranges=self._weight_ranges(self.snapshots[name]))
+            name: own.forward(num_envs=ranges.size, ranges=weights)
             for name, own in self._perceptrons.items()
+            if (weights := self._weight_ranges(self.snapshots[name])).numbers  # none where all others are frozen
         }
         self._values = torch.zeros((size, num_agents), device=device)  # unused
         self._states = {
@@ -278,6 +281,8 @@ class Opponents:
         for kind in range(len(self.names)):
             masks = self._played[kind] & (kinds == kind)[:, None]  # (R, A)
             self._masks[kind] = masks[:, None].expand(-1, self.ranges.size, -1).flatten(0, 1)
+        others = [kind for kind, name in enumerate(self.names) if name != SNAPSHOTS]
+        self.plays[self._pool] = self._masks[others].any(0)
 
     def end_rollout(self) -> None:
         """Count the episodes that ended, and mark the samples that are learned from."""
@@ -355,7 +360,7 @@ class Opponents:
         if RANDOM in self.names:
             replace(self._masks[self._kind_of[RANDOM]] & self._has_box, env.sample_actions()[pool])
         for actors in self._actors:
-            for view, given in actors.actions(self.rollout.obs[t][pool], actions):
+            for view, given in actors.actions(self.rollout.obs[t][pool], actions) if actors.acts else ():
                 own = torch.zeros(env.num_agents, dtype=torch.bool, device=actions.device)
                 own[view.agents] = True
                 replace(self._masks[actors.kind] & own, given)
@@ -409,15 +414,10 @@ class _Actors:
     """
 
     def __init__(self, kind: int, opponent: Opponent, env: VecEnv, size: int, squash: str) -> None:
-        self.kind, self.name, self._env = kind, opponent.name, env
+        self.kind, self.name = kind, opponent.name
         self._views = {name: RoleView(env.game, name.split("+"), env.device) for name in opponent.actors}
-        self.policies = {name: actor for name, actor in opponent.actors.items() if isinstance(actor, Policy)}
-        self._scripts: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-            name: actor
-            for name, actor in opponent.actors.items()
-            if not isinstance(actor, Policy) and actor is not None
-        }
-        self._validator = ActionValidator(env.layout, (size, env.num_agents), env.device)
+        self.policies, functions = divided(env.game, opponent.actors, env.device)
+        self._functions = FunctionActions(env, self._views, functions, size, f" of opponent {self.name!r}")
         self._positions: dict[str, torch.Tensor] = {}
         self._states: dict[str, torch.Tensor] = {}
         for name, policy in list(self.policies.items()):
@@ -437,7 +437,7 @@ class _Actors:
     @property
     def acts(self) -> bool:
         """Whether it gives actions, not only distributions."""
-        return bool(self._scripts)
+        return bool(self._functions.views)
 
     def clear(self, begins: torch.Tensor) -> None:
         """Begin episodes in environments (n,) bool of the ranges."""
@@ -457,15 +457,11 @@ class _Actors:
             mask = None if action_mask is None else view.mask(action_mask[:, view.agents])
             view.write_parameters(policy.distribution(outputs, mask), out)
 
-    def actions(self, obs: torch.Tensor, like: torch.Tensor) -> Sequence[tuple[RoleView, torch.Tensor]]:
-        """Views of the scripts, and actions like ``like`` in which those of their agents are theirs."""
-        found = []
-        for name, script in self._scripts.items():
-            view, whole = self._views[name], like.clone()
-            what = f"the function of {name!r} of opponent {self.name!r}"
-            write_actions_of_function(script, what, view, self._validator, view.obs(obs), whole)
-            found.append((view, whole))
-        return found
+    def actions(self, obs: torch.Tensor, like: torch.Tensor) -> Iterator[tuple[RoleView, torch.Tensor]]:
+        """Views of the actors without a network, and actions like ``like`` with those of their agents."""
+        whole = like.clone()
+        self._functions(obs, whole)
+        yield from ((view, whole) for view in self._functions.views.values())
 
     def state(self) -> dict[str, torch.Tensor]:
         """Weights and states, live tensors by name."""

@@ -10,8 +10,10 @@ from typing import Any, Literal
 from gpu_vecenv.declare.config import check_fields, param, with_known_options
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.evaluation import RolePolicy
+from gpu_vecenv.train.fixed_policy import RANDOM, STILL, WORDS
 
-SNAPSHOTS, RANDOM, STILL = MEMBERS = ("snapshots", "random", "still")
+SNAPSHOTS = "snapshots"
+MEMBERS = (SNAPSHOTS, RANDOM, STILL)
 MOST = 2**31 - 1  # iterations
 Sampling = Literal["hard", "even", "uniform"]
 
@@ -23,14 +25,16 @@ class Opponent:
 
     Args:
         name: In metrics and checkpoints.
-        actors: Role or agent -> its actor: a ``Policy``, such as one of a run from ``load_policy``, or a function from
-            observations (num_envs, count, *shape) to actions of their action space. Several names may be joined by "+".
+        actors: Role or agent -> its actor: a ``Policy``, such as one of a run from ``load_policy``, "random" or None,
+            "still", the no-op that the game declares, or a function from observations (num_envs, count, *shape) to
+            actions of their action space. Several names may be joined by "+".
             A function keeps no state from call to call, which checkpoints would lack, and draws no random numbers. On
             a GPU it becomes part of a CUDA graph: torch operations alone, without host reads.
 
     Raises:
-        ConfigError: The name is empty or that of another kind of opponents, or there are no actors.
-        TypeError: A role is no name, or an actor neither a policy nor a function.
+        ConfigError: The name is empty or that of another kind of opponents, there are no actors, or one is a word that
+            stands for none.
+        TypeError: A role is no name, or an actor none of these.
     """
 
     name: str
@@ -46,10 +50,15 @@ class Opponent:
         for role, actor in self.actors.items():
             if not isinstance(role, str):
                 raise TypeError(f"Opponent.actors of {self.name!r} has {role!r:.80}; expected names of roles or agents")
-            if not callable(actor):
+            if isinstance(actor, str) and actor not in WORDS:
+                raise ConfigError(
+                    f"the actor of {role!r} of Opponent {self.name!r} is {actor!r:.80}; expected {RANDOM!r}, "
+                    f"{STILL!r}, a Policy or a function of observations"
+                )
+            if not isinstance(actor, str | None) and not callable(actor):
                 raise TypeError(
-                    f"the actor of {role!r} of Opponent {self.name!r} is a {type(actor).__name__}; expected a Policy "
-                    "or a function of observations that returns actions"
+                    f"the actor of {role!r} of Opponent {self.name!r} is a {type(actor).__name__}; expected a Policy, "
+                    f"a function of observations that returns actions, {RANDOM!r} or {STILL!r}"
                 )
 
 

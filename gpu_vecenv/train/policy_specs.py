@@ -15,6 +15,7 @@ from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.arguments import validate_int
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.algorithms import CONFIGS, algorithm_of
+from gpu_vecenv.train.fixed_policy import WORDS, FixedActor, FixedPolicy
 from gpu_vecenv.train.learner_config import LearnerConfig
 from gpu_vecenv.train.network_outputs import check_gradients, check_outputs
 from gpu_vecenv.train.policy import Policy
@@ -42,13 +43,18 @@ class PolicySpec:
         config: Hyperparameters of this policy, whose class decides its algorithm; None uses the trainer's.
         weights: Initial weights: the ``state_dict`` of a ``Policy``, such as one that ``load_policy(…)`` returned.
         train: False freezes the policy: it acts, but is not trained.
+        actor: What acts in place of a network and is not trained, so that ``train`` is False: "random", uniform
+            actions; "still", the no-op that the game declares; or a function from observations
+            (num_envs, count, *shape) to actions of the agents' action space, see ``Opponent``. It has no network,
+            weights or population.
         population: Members: so many policies with weights of their own, each of which acts in its share of the
             environments and learns from these alone. With more than one ``network`` is None.
 
     Raises:
         TypeError: A value has another type.
         ValueError: ``population`` is less than 1.
-        ConfigError: ``population`` is several with a ``network``.
+        ConfigError: ``population`` is several with a ``network``, or ``actor`` is another word, or given with one of
+            what it does not have.
 
     Example:
         >>> env = gpu_vecenv.make("tag_gridworld", num_envs=8)
@@ -62,6 +68,7 @@ class PolicySpec:
     config: LearnerConfig | None = None
     weights: Mapping[str, torch.Tensor] | None = None
     train: bool = True
+    actor: FixedActor | None = None
     population: int = 1
 
     def __post_init__(self) -> None:
@@ -83,6 +90,22 @@ class PolicySpec:
                 f"population is {self.population} with a network, a {type(self.network).__name__}; expected "
                 "network=None: each member has a default network with initial weights of its own"
             )
+        if self.actor is not None:
+            self._check_actor(self.actor)
+            object.__setattr__(self, "train", False)
+
+    def _check_actor(self, actor: object) -> None:
+        expected = f"{' or '.join(map(repr, WORDS))}, or a function of observations that returns actions"
+        if isinstance(actor, Policy) or (not isinstance(actor, str) and not callable(actor)):
+            more = "; of a Policy give weights=policy.state_dict(), its config=, and train=False"
+            raise TypeError(
+                f"PolicySpec.actor is a {type(actor).__name__}; expected {expected}{more * isinstance(actor, Policy)}"
+            )
+        if isinstance(actor, str) and actor not in WORDS:
+            raise ConfigError(f"PolicySpec.actor is {actor!r:.80}; expected {expected}")
+        given = {"network": self.network, "weights": self.weights, "population": self.population > 1 or None}
+        if wrong := [name for name, value in given.items() if value is not None]:
+            raise ConfigError(f"PolicySpec has an actor and {wrong[0]}; expected one of them: an actor has no network")
 
 
 def keeps_states(specs: Mapping[str, PolicySpec], config: LearnerConfig) -> bool:
@@ -162,9 +185,11 @@ def policy_of_spec(name: str, spec: PolicySpec, config: LearnerConfig, game: Env
     """The policy that a specification describes, on the device of ``obs`` (num_envs, num_agents, *shape).
 
     Raises:
-        ConfigError: Its network returns other shapes than the agents' actions need, or cannot be trained; or its
-            weights do not fit.
+        ConfigError: Its network returns other shapes than the agents' actions need, or cannot be trained; its weights
+            do not fit; or it stands still in a game that declares no no-op.
     """
+    if spec.actor is not None:
+        return FixedPolicy(game, name.split("+"), spec.actor, squash=config.squash, device=obs.device)
     policy = algorithm_of(config).make_policy(game, name.split("+"), config, spec.network, obs.device)
     for p in policy.parameters():
         # Steps of optimizers, torch's fused ones too, go through a parameter and its gradient in the order of memory.

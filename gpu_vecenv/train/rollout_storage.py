@@ -122,7 +122,7 @@ class Rollout:
         parameters: torch.Tensor,
         mark: Callable[[str], None] | None = None,
         timed_step: int | None = None,
-        act: Callable[[int], None] | None = None,
+        acts: Collection[Callable[[int], None]] = (),
     ) -> None:
         """All T steps of an iteration. Does not compute the values of row T.
 
@@ -134,7 +134,7 @@ class Rollout:
                 None: not called.
             timed_step: This step samples and steps in two kernels, to time them; all others in one. Results are
                 bit-identical.
-            act: Changes the actions that were drawn for step t; None: they are taken as they are.
+            acts: Functions of t that change the actions that were drawn for step t, one after the other.
         """
         self.carry_over()
         for t, (buffers, sample) in enumerate(zip(self.step_buffers, self.samples, strict=True)):
@@ -143,9 +143,9 @@ class Rollout:
             for forward in forward_passes:
                 forward(t)
             record_stage("sampling")
-            if t == timed_step or act is not None:
+            if t == timed_step or acts:
                 sampler.sample(parameters, out=sample)
-                if act is not None:
+                for act in acts:
                     act(t)
                 record_stage("env")
                 self.env.step(sample.actions, out=buffers)

@@ -45,6 +45,8 @@ from gpu_vecenv.train.curriculum import Curriculum, Schedules
 from gpu_vecenv.train.distributed import World
 from gpu_vecenv.train.episode_log import EpisodeLog
 from gpu_vecenv.train.evaluation import evaluate
+from gpu_vecenv.train.fixed_actions import FixedActions
+from gpu_vecenv.train.fixed_policy import FixedPolicy, kinds_of
 from gpu_vecenv.train.fused_rollout import fused_rollout
 from gpu_vecenv.train.graph import GraphedCallable, GraphPool, StageTimer, capture_stream, on_stream
 from gpu_vecenv.train.learner_config import LearnerConfig
@@ -159,8 +161,11 @@ class Trainer:
             self._make_forward_passes()
             self.opponents: Opponents | None = None
             if opponents is not None and ranges is not None:
-                acting = (self.policies, self._parameters, self.seed, self.config.squash, self.kernels)
+                networks = {name: own for name, own in self.policies.items() if not isinstance(own, FixedPolicy)}
+                acting = (networks, self._parameters, self.seed, self.config.squash, self.kernels)
                 self.opponents = Opponents(opponents, ranges, self.rollout, *acting, self.config.precision)
+            fixed = [policy for policy in self.policies.values() if isinstance(policy, FixedPolicy)]
+            self._fixed_actions = FixedActions(fixed, self.rollout, self.opponents) if fixed else None
             self._make_fused_rollout()
             discounts = self._make_advantages()
             self._make_curriculum(curriculum, env, discounts)
@@ -278,6 +283,7 @@ class Trainer:
                 steps_at_once=self.configs[name].steps_at_once(env.num_envs * env.num_agents),
             )
             for name, policy in self.policies.items()
+            if not isinstance(policy, FixedPolicy)
         ]
 
     def _make_fused_rollout(self) -> None:
@@ -588,11 +594,11 @@ class Trainer:
             left = [forward for forward in self._forward_passes if forward.values_later]
         else:
             passes: list[Callable[[int], None]] = [*self._forward_passes]
-            act = None
+            acts: list[Callable[[int], None]] = [] if self._fixed_actions is None else [self._fixed_actions]
             if self.opponents is not None:
                 passes.append(self.opponents)
-                act = self.opponents.act if self.opponents.acts_itself else None
-            data.collect(passes, self.sampler, self._parameters, self.timer.mark, timed_step, act)
+                acts += [self.opponents.act] * self.opponents.acts_itself
+            data.collect(passes, self.sampler, self._parameters, self.timer.mark, timed_step, acts)
         for forward in left:
             forward.finish()
         if self.opponents is not None:
@@ -745,6 +751,7 @@ class Trainer:
             "policies": {name: dataclasses.asdict(config) for name, config in self.configs.items()},
             "trained": list(self.learners),
             "populations": self.populations or None,
+            "actors": kinds_of(self.policies) or None,
             "opponents": None if self.opponents is None else self.opponents.config.description(),
             "reward": None if self.rollout.shaping is None else self.rollout.shaping.name,
             "curriculum": None if self._schedules is None else self._schedules.curriculum.description(),
@@ -823,6 +830,7 @@ class Trainer:
             "_compute_advantages",
             "_parameters",
             "_forward_passes",
+            "_fixed_actions",
             "_fused_rollout",
             "metrics_reader",
             "opponents",

@@ -17,8 +17,8 @@ from gpu_vecenv.declare.arguments import check_kind
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.envs.registry import game_summary
 from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.train.fixed_policy import noop_of
 from gpu_vecenv.train.game_policy import GamePolicy
-from gpu_vecenv.train.opponent_ranges import noop_of
 from gpu_vecenv.train.policy import Policy
 from gpu_vecenv.views.agents import versioned_name
 from gpu_vecenv.watch.inline_page import POLICY, inline_page, read

@@ -10,6 +10,7 @@ import numpy as np
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.central_critic import Tower
 from gpu_vecenv.train.encoders import EncodedActorCritic
+from gpu_vecenv.train.fixed_policy import FixedPolicy
 from gpu_vecenv.train.networks import ActorCritic
 from gpu_vecenv.train.policy import Policy
 from gpu_vecenv.train.q_networks import QNetwork, RecurrentQNetwork
@@ -20,12 +21,12 @@ from gpu_vecenv.web.layers import Layer, cell_json, encoder_json, layers_json, l
 
 
 def policies_json(policies: Iterable[Policy]) -> list[dict[str, Any]]:
-    """One object for each policy, once: the numbers of its agents, its layers, its distribution, its critic.
+    """One object for each policy with a network, once: the numbers of its agents, layers, distribution, critic.
 
     Raises:
         ConfigError: A network is none of the default ones that policy.js computes.
     """
-    return [policy_json(one) for one in dict.fromkeys(policies)]
+    return [policy_json(one) for one in dict.fromkeys(policies) if not isinstance(one, FixedPolicy)]
 
 
 def policy_json(policy: Policy) -> dict[str, Any]:

@@ -610,15 +610,27 @@ REFUSED = {
     ),
     "a frozen role without a run": (
         "train tag_gridworld --frozen tagger",
-        "frozen is tagger; expected ROLE=RUN",
+        r"frozen has 'tagger': there is no file or folder tagger; expected random, still, RUN, or .*ROLE=file.py",
     ),
     "a role that is frozen twice": (
-        "train tag_gridworld --frozen tagger=one tagger=two",
-        "frozen is tagger=one tagger=two; expected ROLE=RUN for each role, every role once",
+        "train tag_gridworld --frozen tagger=random tagger=still",
+        "frozen is tagger=random tagger=still, which names tagger_0 twice; expected each role once, such as runner",
     ),
     "a frozen role that there is not": (
-        "train tag_gridworld --frozen taggr=nowhere",
-        "unknown policy 'taggr'|unknown role 'taggr'",
+        "train tag_gridworld --frozen taggr=random",
+        r"unknown role 'taggr' in frozen; the roles are \['tagger', 'runner'",
+    ),
+    "an agent that is frozen": (
+        "train tag_gridworld --frozen tagger_0=random",
+        r"unknown role 'tagger_0' in frozen; the roles are \['tagger', 'runner'\]",
+    ),
+    "a role that is frozen and cannot stand still": (
+        "train connect_four --frozen player=still",
+        "'still' is given, but ConnectFour declares no noop of 'player'; expected one, such as noop = 0",
+    ),
+    "a script without a role": (
+        "train tag_gridworld --frozen nowhere.py:east",
+        "frozen has the script 'nowhere.py:east'; expected the role that it plays: ROLE=nowhere.py:east",
     ),
     "a frozen role's run that there is not": (
         "train tag_gridworld --frozen tagger=nowhere",
@@ -1296,6 +1308,7 @@ def test_settings_hold_what_the_checkpoint_does_not(trained):
             "reward": None,
             "curriculum": None,
             "opponents": OpponentOptions().settings(),
+            "frozen_scripts": [],
             "run": run,
         },
     }
@@ -1423,6 +1436,7 @@ def test_others_may_play_a_role(trained, command, tmp_path):
         (["runner=random"], {"runner": None}),
         (["runner=other"], {"runner": other["runner"]}),
         (["runner=random", "tagger=other"], {"runner": None, "tagger": other["tagger"]}),
+        (["runner=still"], {"runner": "still"}),
         ([f"runner={trained}"], {}),
     ):
         code, output, errors = command(*options, "--opponents", *given)
@@ -1469,10 +1483,13 @@ def test_a_script_may_play_a_role(trained, command, tmp_path):
     ("given", "message"),
     [
         (["hunter=random"], r"unknown role 'hunter' in opponents; the roles are .*'runner'"),
-        (["runner"], "opponents is runner; expected ROLE=RUN .*, such as runner=runs/other"),
-        (["random"], "opponents is random; expected ROLE=RUN .*, such as runner=random"),
-        (["runner=random", "runner=random"], "opponents is runner=random runner=random; expected ROLE=RUN"),
-        (["runner=nowhere"], "nowhere"),
+        (["runner"], "opponents has 'runner': there is no file or folder runner; expected random, still, RUN, or for"),
+        (["=random"], "opponents has '=random'; expected random, still, RUN, or for a role alone ROLE=random"),
+        (["runner="], "opponents has 'runner='; expected random"),
+        (["s.py:east"], "opponents has the script 's.py:east'; expected the role that it plays: ROLE=s.py:east"),
+        (["runner=random", "runner=still"], "opponents is runner=random runner=still, which names runner_0 twice"),
+        (["random", "runner=still"], "names runner_0 twice; expected each role once, such as runner=random"),
+        (["runner=nowhere"], "opponents has 'runner=nowhere': there is no file or folder nowhere; expected random"),
     ],
 )
 def test_opponents_that_there_are_not(given, message, trained, command, tmp_path):

@@ -134,13 +134,20 @@ def test_other_runs_and_random_actions_may_play_one_side_alone(command):
     code, output, _ = command("crossplay", "one", "three/seed-4", "random", "--json", *QUICK)
     means = json.loads(output)["returns"]["tagger"]["mean"]
     assert code == 0 and alone["returns"]["tagger"]["mean"] == [[row[0], row[2]] for row in means[:2]]
+    still = ["still", "runner=still", "runner=own_scripts.py:stay"]
+    code, output, _ = command("crossplay", "one", *still, "--json", *QUICK)
+    found = json.loads(output)
+    assert code == 0 and found["columns"] == ["one", *still]
+    assert all(len(set(row[1:])) == 1 for row in found["returns"]["runner"]["mean"])  # 0 is the no-op
+    assert not found["self_and_cross_play"]  # of runs, and there is one
 
 
 REFUSED = {
     "": r"Missing|expected one or more|at least",
     "one one": r"runs is \['one', 'one'\]; expected one or more, each once",
     "random": "expected at least one run, whose game is played",
-    "one nowhere": "nowhere",
+    "one nowhere": "runs has 'nowhere': there is no file or folder nowhere; expected random, still, RUN, or for a role",
+    "one own_scripts.py:stay": "runs has the script 'own_scripts.py:stay'; expected the role that it plays",
     "one pole": r"policies\['pole'\] is of cartpole on cpu; expected tag_gridworld",
     "one runner=own_scripts.py:nonsuch": "own_scripts.py has no 'nonsuch'",
     "one runner=own_scripts.py:number": "own_scripts.py:number is 3; expected a function of the configured game",

@@ -16,7 +16,8 @@ from gpu_vecenv.errors import CheckpointCorruptError, ConfigError
 from gpu_vecenv.train.checkpoint import load_checkpoint
 from gpu_vecenv.train.evaluation import Evaluator
 from gpu_vecenv.train.evaluation_log import COLUMNS, EvaluationLog
-from gpu_vecenv.train.fixed_opponents import FixedOpponents, Match, StandingStill, parsed_scripts
+from gpu_vecenv.train.fixed_opponents import FixedOpponents, Match, parsed_scripts
+from gpu_vecenv.train.fixed_policy import StandingStill
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.run import RunConfig, run
 from gpu_vecenv.train.scripts import Script
@@ -66,7 +67,7 @@ def test_who_acts_in_a_match(script, device):
     assert all(actors["tagger"] is trainer.policies["tagger"] for actors in acting.values())
     assert acting["random"]["runner"] is None
     obs = torch.zeros((6, 1, 9), device=device)
-    assert acting["still"]["runner"](obs).tolist() == [[0]] * 6 and acting["right"]["runner"](obs).tolist() == [[1]] * 6
+    assert acting["still"]["runner"] == "still" and acting["right"]["runner"](obs).tolist() == [[1]] * 6
     assert not differ(acting["initial"]["runner"], beginning.policies["runner"])
     assert differ(acting["initial"]["runner"], trainer.policies["runner"])
 
@@ -111,12 +112,12 @@ def test_a_player_of_a_zero_sum_game_of_one_role_plays_against_the_other_one(scr
 
 @pytest.mark.parametrize(
     ("noop", "expected", "dtype"),
-    [(None, [[[1, 3]] * 3] * 2, torch.int32), ({"runner": (1, 3)}, [[[1, 3]] * 3] * 2, torch.int32)],
+    [(None, [[[1, 3]] * 4] * 2, torch.int32), ({"runner": (1, 3)}, [[[1, 3]] * 4] * 2, torch.int32)],
 )
 def test_standing_still_is_the_declared_action(noop, expected, dtype, device, monkeypatch):
     env = leaving(device)
     monkeypatch.setattr(type(env.game), "noop", noop or (1, 3))
-    action = StandingStill(env.game, "runner", env.device)(torch.zeros((2, 3, 5), device=device))
+    action = StandingStill(env.game, ["runner"], env.device)(torch.zeros((2, 4, 5), device=device))
     assert action.tolist() == expected and action.dtype is dtype and action.is_contiguous()
     matches = FixedOpponents(Trainer(env, SMALL)).matches
     assert [match.role for match in matches if match.opponent == "still"] == (["tagger"] if noop else ROLES)

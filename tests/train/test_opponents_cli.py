@@ -86,8 +86,9 @@ def test_the_opponents_of_a_preset_are_defaults_where_there_can_be_any(monkeypat
 def test_a_run_against_all_kinds_of_opponents_resumes_bit_by_bit(train, command, script, tmp_path):
     assert train("--out", "old", iterations=2)[0] == 0
     shutil.copytree(tmp_path / "old", tmp_path / "lr=0.1")  # no role
-    against = ["snapshots", "random", "still", f"runner={script}:east", "tagger=old", "old", "lr=0.1"]
-    code, _, errors = train("--opponents", *against, *POOL.split(), "--out", "whole", iterations=20)
+    words = ["runner=random", "tagger=still"]
+    against = ["snapshots", "random", "still", *words, f"runner={script}:east", "tagger=old", "old", "lr=0.1"]
+    code, _, errors = train("--opponents", *against, *POOL.split(), "--out", "whole", iterations=16)
     assert (code, errors) == (0, [])
     rows = table(tmp_path / "whole")
     names = {name.removeprefix("games_") for name in rows[0] if name.startswith("games_")}
@@ -98,10 +99,13 @@ def test_a_run_against_all_kinds_of_opponents_resumes_bit_by_bit(train, command,
             for member in ("snapshots", "random", "still", "old", "lr=0.1")
         ),
         f"tagger_against_runner={script}:east",
+        "tagger_against_runner=random",
+        "runner_against_tagger=still",
         "runner_against_tagger=old",
     }
     played = {name for name in names if sum(float(row[f"games_{name}"]) for row in rows)}
     assert len(played) > 6 and f"tagger_against_runner={script}:east" in played
+    assert any("=random" in name or "=still" in name for name in played)
     # Resumed from the middle, from another folder, after the other run has trained on.
     cut_run(tmp_path / "whole", tmp_path / "cut", 5)
     assert command("train", "--resume", "old", "--total-steps", 4 * STEPS)[0] == 0
@@ -111,9 +115,50 @@ def test_a_run_against_all_kinds_of_opponents_resumes_bit_by_bit(train, command,
         code, _, errors = command("train", "--resume", tmp_path / "cut")
     assert (code, errors) == (0, [])
     resumed = table(tmp_path / "cut")
-    assert len(rows) == len(resumed) == 20
+    assert len(rows) == len(resumed) == 16
     assert [row["weights"] for row in rows] == [row["weights"] for row in resumed]
     assert [row["games_tagger_against_old"] for row in rows] == [row["games_tagger_against_old"] for row in resumed]
+
+
+@pytest.mark.parametrize("player", ["random", "still", "script"])
+def test_a_frozen_role_is_played_and_its_run_resumes_bit_by_bit(player, train, command, script, tmp_path):
+    source = f"{script}:east" if player == "script" else player
+    code, _, errors = train("--frozen", f"runner={source}", "--out", "whole")
+    assert (code, errors) == (0, [])
+    rows = table(tmp_path / "whole")
+    settings = json.loads((tmp_path / "whole" / "settings.json").read_text())
+    assert settings["frozen_scripts"] == ([f"runner={tmp_path / script}:east"] if player == "script" else [])
+    cut_run(tmp_path / "whole", tmp_path / "cut", 3)
+    (tmp_path / "elsewhere").mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path / "elsewhere")
+        code, _, errors = command("train", "--resume", tmp_path / "cut")
+    assert (code, errors) == (0, [])
+    weights = [row["weights"] for row in rows]
+    assert len(set(weights)) == 6 and weights == [row["weights"] for row in table(tmp_path / "cut")]
+    # What a run has of it, as an opponent and frozen.
+    play = ["evaluate", "whole", "--device", "cpu", "--episodes", "8", "--json"]
+    given = json.loads(command(*play, "--opponents", f"runner={source}")[1])
+    code, output, errors = command(*play)
+    again = train("--frozen", "runner=whole", "--out", "again")
+    if player == "script":
+        assert code == again[0] == 2 and not (tmp_path / "again").exists()
+        assert all("played by a function in training" in one for one in (errors[0], again[2][0]))
+        settings.pop("frozen_scripts")
+        (tmp_path / "cut" / "settings.json").write_text(json.dumps(settings))
+        code, _, errors = command("train", "--resume", tmp_path / "cut")
+        assert code == 2 and "does not say which script plays runner: frozen_scripts" in errors[0]
+        return
+    assert (code, errors) == (0, []) and json.loads(output) == given
+    assert again[0] == 0 and [row["weights"] for row in table(tmp_path / "again")] == weights
+
+
+def test_without_a_role_a_word_or_a_run_is_frozen_in_all(train, tmp_path):
+    assert train("--frozen", "random", "--out", "run", iterations=1)[0] == 0
+    manifest = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert manifest["actors"] == {"tagger": "random", "runner": "random"} and manifest["trained"] == []
+    assert train("--frozen", "run", "--out", "again", iterations=1)[0] == 0
+    assert json.loads((tmp_path / "again" / "config.json").read_text())["actors"] == manifest["actors"]
 
 
 def test_the_options_are_those_of_the_checkpoint(train, tmp_path):
@@ -127,7 +172,11 @@ def test_the_options_are_those_of_the_checkpoint(train, tmp_path):
 @pytest.mark.parametrize(
     ("opponents", "message"),
     [
-        (["anyone"], "'anyone': there is no file or folder anyone; expected snapshots, random, still, RUN"),
+        (
+            ["anyone"],
+            "'anyone': there is no file or folder anyone; expected snapshots, random, still, RUN, or for",
+        ),
+        (["walker=random"], "unknown role 'walker' in opponents; the roles are"),
         (["=scripts.py:east"], "opponents has '=scripts.py:east'; expected"),
         (["scripts.py:east"], "expected the role that it plays: ROLE=scripts.py:east"),
         (["runner=scripts.py:west"], "has no 'west'"),
