@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.envs.importing import absolute
 from gpu_vecenv.errors import ConfigError
-from gpu_vecenv.train.evaluation import RolePolicy
+from gpu_vecenv.train.evaluation import RolePolicy, replaced
 from gpu_vecenv.train.fixed_policy import RANDOM, STILL, WORDS, noop_of
 from gpu_vecenv.train.game_policy import GamePolicy, load_policy, run_and_member
 from gpu_vecenv.train.role_view import agents_of, role_of
@@ -156,3 +156,23 @@ def parsed_players(option: str, texts: Sequence[str], game: Env) -> list[Player]
             f"once, such as {list(game.layout.present_roles)[-1]}={RANDOM}"
         )
     return found
+
+
+def players_of_run(
+    loaded: GamePolicy, option: str, texts: Sequence[str], *, best: bool = False
+) -> dict[str, RolePolicy]:
+    """Role or agent -> its actor: the policies of a run, but for the agents that the values of an option name.
+
+    Args:
+        loaded: The run's policies.
+        option: For errors.
+        texts: The values.
+        best: Of other runs the best checkpoint instead of the newest.
+
+    Raises:
+        ConfigError: As of ``parsed_players`` and ``Player.actors``.
+    """
+    actors: dict[str, RolePolicy] = dict(loaded.policies)
+    for player in parsed_players(option, texts, loaded.game):
+        actors = replaced(loaded.game, actors, player.actors(loaded.game, best=best, device=loaded.device))
+    return actors

@@ -11,14 +11,14 @@ from typing import Any
 
 from rich.console import Console
 
-from gpu_vecenv.cli.actors import parsed_players
+from gpu_vecenv.cli.actors import players_of_run
 from gpu_vecenv.cli.options import PROGRAM, DeviceOptions, Run, load_run_policy
 from gpu_vecenv.declare.config import check_fields, param
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.escapes import printable
 from gpu_vecenv.files import check_output, replace_file
 from gpu_vecenv.progress import ProgressDisplay
-from gpu_vecenv.train.evaluation import RolePolicy, evaluate, replaced
+from gpu_vecenv.train.evaluation import evaluate
 from gpu_vecenv.train.evaluation_tables import evaluation_table, table_of_agents
 from gpu_vecenv.train.role_view import sides_of_game
 
@@ -48,10 +48,7 @@ class Evaluate(DeviceOptions):
         if self.out is not None:
             check_output("out", self.out)
         loaded = load_run_policy(self.run, game=self.game, best=self.best, device=self.device)
-        role_policies: dict[str, RolePolicy] = dict(loaded.policies)
-        for player in parsed_players("opponents", self.opponents, loaded.game):
-            others = player.actors(loaded.game, best=self.best, device=loaded.device)
-            role_policies = replaced(loaded.game, role_policies, others)
+        role_policies = players_of_run(loaded, "opponents", self.opponents, best=self.best)
         if {*map(id, role_policies.values())}.isdisjoint(map(id, loaded.policies.values())):
             self._report_no_policy(sides_of_game(loaded.game))
         env = VecEnv(

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Generic, TypeVar, Union
 import tyro
 from rich.console import Console
 
+from gpu_vecenv.cli.actors import players_of_run
 from gpu_vecenv.cli.game_files import keep_game_file_of_replays, load_game_of_replay, report_unchecked
 from gpu_vecenv.cli.options import (
     PROGRAM,
@@ -141,13 +142,17 @@ class RecordRun(RecordOptions):
     run: Run  # folder of the run, or one of its checkpoints
     greedy: bool = False  # take the most likely action instead of a sample
     best: bool = False  # the best checkpoint instead of the newest
+    # what plays roles or agents in place of the run's policies, as of evaluate: tagger=random, player_1=runs/other or
+    # runner=file.py:function; none: the run's play all
+    opponents: tuple[str, ...] = ()
     game: str | None = None  # file that declares the game; None: the run's, unless it has changed
 
     def __call__(self) -> None:
         """Record."""
         loaded = load_run_policy(self.run, game=self.game, best=self.best, device=self.device)
+        role_policies = players_of_run(loaded, "opponents", self.opponents, best=self.best)
         env = VecEnv(loaded.game, 1, loaded.device, driver=self.driver, arrays=loaded.shared)
-        self.save(env, dict(loaded.policies), self.greedy)
+        self.save(env, role_policies, self.greedy)
         print(f"the policies are those of iteration {loaded.iteration}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import shlex
@@ -28,6 +29,7 @@ from gpu_vecenv.train.distributed import World
 from gpu_vecenv.train.evaluation_curves import EVALUATION_FILE, EVALUATIONS_FILE
 from gpu_vecenv.train.evaluation_sizes import EPISODES
 from gpu_vecenv.train.evaluation_tables import Results, evaluation_table, seeds_table, summary_of_seeds
+from gpu_vecenv.train.fixed_policy import FUNCTION, kinds_of
 from gpu_vecenv.train.host_kernels import HostKernels
 from gpu_vecenv.train.logger import rate_text
 from gpu_vecenv.train.parallel_trainers import ParallelTrainers
@@ -366,12 +368,24 @@ def _write_results_of_seeds(runs: Sequence[Run], folder: Path, console: Console)
 def _print_files(console: Console, folder: Path, drawn: bool, files: Mapping[str, str], to_watch: Run) -> None:
     curve = str(folder / CURVE_FILE) if drawn else 'not drawn: matplotlib is missing (pip install "gpu_vecenv[train]")'
     lines = {"learning curve": curve, **files}
-    if _few(to_watch, to_watch.pairings()[1]):
-        lines["more episodes"] = _command_of_run(to_watch, "evaluate", "--episodes", str(EPISODES))
-    drawable = type(to_watch.trainer.env.game).draw is not Env.draw
-    lines["to watch it"] = _command_of_run(to_watch, "replay record") if drawable else HOW_TO_DRAW
+    if (scripts := _frozen_scripts(to_watch)) is not None:
+        opponents = ["--opponents", *scripts] if scripts else []  # checkpoints have no code
+        if _few(to_watch, to_watch.pairings()[1]):
+            lines["more episodes"] = _command_of_run(to_watch, "evaluate", "--episodes", str(EPISODES), *opponents)
+        drawable = type(to_watch.trainer.env.game).draw is not Env.draw
+        lines["to watch it"] = _command_of_run(to_watch, "replay record", *opponents) if drawable else HOW_TO_DRAW
     for label, value in lines.items():
         _print_line(console, f"{label:15} {value}")
+
+
+def _frozen_scripts(one: Run) -> list[str] | None:
+    """The scripts that play frozen roles, as options name them; None where functions of Python do."""
+    if FUNCTION not in kinds_of(one.trainer.policies).values():
+        return []
+    if not (one.folder / SETTINGS).is_file():
+        return None
+    found: list[str] = json.loads((one.folder / SETTINGS).read_text(encoding="utf-8"))["frozen_scripts"]
+    return found
 
 
 def _command_of_run(one: Run, command: str, *options: str) -> str:

@@ -3,6 +3,8 @@
 import csv
 import dataclasses
 import json
+import re
+import shlex
 import shutil
 
 import pytest
@@ -123,8 +125,10 @@ def test_a_run_against_all_kinds_of_opponents_resumes_bit_by_bit(train, command,
 @pytest.mark.parametrize("player", ["random", "still", "script"])
 def test_a_frozen_role_is_played_and_its_run_resumes_bit_by_bit(player, train, command, script, tmp_path):
     source = f"{script}:east" if player == "script" else player
-    code, _, errors = train("--frozen", f"runner={source}", "--out", "whole")
+    code, output, errors = train("--frozen", f"runner={source}", "--out", "whole")
     assert (code, errors) == (0, [])
+    hint = re.search(r"^to watch it +gpu-vecenv (.*)$", output, re.MULTILINE)
+    assert hint is not None and command(*shlex.split(hint[1]), "--device", "cpu")[0] == 0
     rows = table(tmp_path / "whole")
     settings = json.loads((tmp_path / "whole" / "settings.json").read_text())
     assert settings["frozen_scripts"] == ([f"runner={tmp_path / script}:east"] if player == "script" else [])
