@@ -14,7 +14,6 @@ from gpu_vecenv.train.seed_statistics import bootstrap_interval
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 TEXT = (DOCS / "results.md").read_text(encoding="utf-8")
-FILE = "sample_efficient.json"
 SCRIPTS = Path(__file__).parents[1] / "gpu"
 
 
@@ -22,36 +21,10 @@ def results(file: str) -> dict[str, Any]:
     return json.loads((DOCS / "results" / file).read_text(encoding="utf-8"))
 
 
-def spread(values: list[float]) -> str:
-    mean = statistics.fmean(values)
-    return f"{mean:.1f} ({min(values):.1f} … {max(values):.1f})" if len(values) > 1 else f"{mean:.1f}"
-
-
 def middle(returns: list[float]) -> str:
     """Interquartile mean with its interval."""
     found = bootstrap_interval(returns)
     return f"{found.value:.1f} [{found.low:.1f}, {found.high:.1f}]"
-
-
-def learning_rows() -> Iterator[str]:
-    """One line for each role of each game: mean over the seeds, least and most."""
-    games: dict[str, list[dict[str, Any]]] = {}
-    for row in results(FILE)["rows"]:
-        games.setdefault(re.sub(r"-seed\d+$", "", row["run"]), []).append(row)
-    for game, rows in games.items():
-        seconds, steps = statistics.median(row["seconds"] for row in rows), rows[0]["env_steps"]
-        for name in (key for key in rows[0]["random"] if key.startswith("return_")):
-            kinds = [spread([row[kind][name] for row in rows]) for kind in ("sampled", "greedy")]
-            chance = f"{rows[0]['random'][name]:.1f}"
-            cells = (
-                game,
-                name.removeprefix("return_"),
-                "CPU",
-                f"{len(rows)}",
-                f"{steps / 1e6:.1f} M" if steps >= 500_000 else f"{steps:,}",
-                f"{seconds:.0f} s",
-            )
-            yield f"| {' | '.join((*cells, chance, *kinds))} |"
 
 
 def goals_of_tag_gridworld(place: str) -> str:
@@ -71,8 +44,14 @@ def learners() -> Iterator[str]:
 
 
 def test_the_table_of_few_env_steps_is_what_was_measured() -> None:
-    rows = list(learning_rows())
-    assert len(rows) == 4 and [row for row in rows if row not in TEXT] == []
+    few, others = results("sample_efficient.json"), results("sb3.json")
+    with imported_script(DOCS.parent / "tests" / "gpu" / "figures.py") as figures:
+        assert figures.table([few, others]) in TEXT
+    steps = [{run["row"]: run["env_steps"] for run in contents["runs"]} for contents in (few, others)]
+    assert steps[0].keys() == steps[1].keys() and all(steps[0][row] <= steps[1][row] for row in steps[0])
+    acrobot = [dict(run["curve"]) for run in others["runs"] if run["row"] == "acrobot"]
+    at_as_many = statistics.fmean(curve[steps[0]["acrobot"]]["agent"] for curve in acrobot)
+    assert f"those return {at_as_many:.1f}. Hyper" in TEXT
 
 
 def test_every_curve_is_shown_and_is_there() -> None:
