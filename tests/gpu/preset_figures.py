@@ -26,8 +26,17 @@ import tyro
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from figures import UNFINISHED, Settings, opened
-from preset_runs import AlgorithmName, Group, PresetName, Unfinished, changes_of, checked_rows, make_trainer, returns_of
-from results import ROWS
+from preset_runs import (
+    ROWS,
+    AlgorithmName,
+    Group,
+    PresetName,
+    Unfinished,
+    changes_of,
+    checked_rows,
+    make_trainer,
+    returns_of,
+)
 
 from gpu_vecenv.compile.device import resolve_device
 from gpu_vecenv.engine.timing import provenance
@@ -38,7 +47,7 @@ class Options(Settings):
     """What to train."""
 
     device: str | None = None  # cpu or cuda; by default cuda if usable
-    games: str = ",".join(ROWS)  # rows of results.py
+    games: str = ",".join(ROWS)  # rows of preset_runs.py
     preset: PresetName = "fast"
     algorithm: AlgorithmName = "ppo"  # another one has the preset's sizes of a run and its own default options
     critic: Literal["own", "central"] = "own"  # with "ppo", of every run; own: the preset's

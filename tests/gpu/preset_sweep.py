@@ -28,8 +28,7 @@ import tyro
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from figures import UNFINISHED, Figures, Settings, opened
-from preset_runs import Group, PresetName, Unfinished, changes_of, checked_rows, make_trainer, returns_of
-from results import ROWS
+from preset_runs import ROWS, Group, PresetName, Unfinished, changes_of, checked_rows, make_trainer, returns_of
 
 from gpu_vecenv import Env, PPOConfig, load_policy
 from gpu_vecenv.compile.device import resolve_device
@@ -51,7 +50,7 @@ class Options(Settings):
     points: int = 2
     episodes: int = 100  # of the evaluation of each run
     device: str | None = None  # cpu or cuda; by default cuda if usable
-    games: str = ",".join(ROWS)  # rows of results.py
+    games: str = ",".join(ROWS)  # rows of preset_runs.py
     preset: PresetName = "fast"
     total_steps: int | None = None  # of every run; default: the preset's
     numbers: str | None = None  # of the trials to run, such as 0,3,5; default: all

@@ -21,9 +21,8 @@ import tyro
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from preset_runs import EVAL_SEED
+from preset_runs import EVAL_SEED, ROWS
 from pursuit_surround import surround
-from results import ROWS
 from tag_baselines import flee, pursuit
 from warehouse_robots import fetch
 
@@ -64,7 +63,7 @@ SCRIPTS: dict[str, dict[str, Script]] = {  # row -> role -> its script
 class Options:
     """What to measure."""
 
-    games: str = GAMES  # rows of results.py
+    games: str = GAMES  # rows of preset_runs.py
     episodes: int = 320  # of each measurement
 
 

@@ -15,7 +15,7 @@ from gpu_vecenv.errors import CheckpointCorruptError
 from gpu_vecenv.train.seed_statistics import bootstrap_interval
 
 SCRIPTS = Path(__file__).parents[1] / "gpu"
-NAMES = ("figures", "preset_runs", "preset_figures", "preset_sweep", "results", "sb3_zoo")
+NAMES = ("figures", "preset_runs", "preset_figures", "preset_sweep", "sb3_zoo")
 
 
 @pytest.fixture(scope="module")

@@ -117,7 +117,7 @@ def test_references_are_of_every_row_and_what_the_page_says() -> None:
 
 
 def test_references_can_be_measured_again(tmp_path: Path) -> None:
-    others = "figures", "preset_runs", "results", "pursuit_surround", "tag_baselines", "warehouse_robots"
+    others = "figures", "preset_runs", "pursuit_surround", "tag_baselines", "warehouse_robots"
     with imported_script(SCRIPTS / "references.py", *others) as references:
         file = tmp_path / "references.json"
         for games in ("cartpole", "cartpole,overcooked"):
@@ -200,7 +200,7 @@ def test_the_table_of_goals_of_tag_continuous_is_what_was_measured() -> None:
 
 
 def test_the_tables_of_societies_are_what_was_measured() -> None:
-    modules = "figures", "preset_runs", "results", "commons", "economy_taxes"
+    modules = "figures", "preset_runs", "commons", "economy_taxes"
     with imported_script(SCRIPTS / "societies.py", *modules) as societies:
         for file, count in (("commons.json", 6), ("economy.json", 20)):
             rows = list(societies.table(results(file)))
@@ -208,7 +208,7 @@ def test_the_tables_of_societies_are_what_was_measured() -> None:
 
 
 def test_the_tables_of_sweeps_have_the_preset_and_the_best_trials() -> None:
-    names = "figures", "preset_runs", "results"
+    names = "figures", "preset_runs"
     with imported_script(SCRIPTS / "preset_sweep.py", *names) as preset_sweep:
         for sweep in results("sweeps.json")["sweeps"]:
             _, _, _, *rows = preset_sweep.summary(sweep["game"], sweep["runs"])

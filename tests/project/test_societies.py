@@ -11,7 +11,7 @@ from support.scripts import imported_script
 
 from gpu_vecenv import PPOConfig, Trainer, VecEnv, configure
 
-MODULES = ("figures", "preset_runs", "results", "commons", "economy_taxes")
+MODULES = ("figures", "preset_runs", "commons", "economy_taxes")
 
 
 def make_trainer(total_steps: int, seed: int, device: str) -> Trainer:
