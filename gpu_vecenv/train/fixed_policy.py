@@ -11,7 +11,7 @@ from torch import nn
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.sampler import Squash
 from gpu_vecenv.errors import CheckpointCorruptError, ConfigError
-from gpu_vecenv.train.policy import OBS_TYPES, Policy, check_tensor
+from gpu_vecenv.train.policy import Policy
 from gpu_vecenv.train.role_view import agents_of
 
 RANDOM: Literal["random"] = "random"
@@ -127,20 +127,21 @@ class FixedPolicy(Policy):
         """Raise ConfigError: there is no network."""
         raise ConfigError(f"the policy of {self.view.name} is {self.kind!r}, without a network; expected act(obs)")
 
-    @torch.no_grad()
-    def act(
+    @property
+    def acts_for_all_agents(self) -> bool:
+        """Always: a function takes the observations of its agents together."""
+        return True
+
+    def _act(
         self,
         obs: torch.Tensor,
-        action_mask: torch.Tensor | None = None,
-        *,
-        state: torch.Tensor | None = None,
-        greedy: bool = False,
-        generator: torch.Generator | None = None,
+        action_mask: torch.Tensor | None,
+        state: torch.Tensor | None,
+        greedy: bool,
+        generator: torch.Generator | None,
     ) -> torch.Tensor:
-        """Actions for observations (…, agents of the policy, *obs_shape), see ``Policy.act``."""
         view = self.view
         each = (view.num_agents, *view.obs_shape)
-        check_tensor("obs", obs, self.one_hot.device, OBS_TYPES, each)
         batch = obs.shape[: obs.ndim - len(each)]
         if (function := self.function(obs.device)) is not None:
             actions: torch.Tensor = function(obs.reshape(-1, *each))

@@ -440,8 +440,24 @@ class Policy(nn.Module):
         """
         check_flag("greedy", greedy)
         check_kind("generator", generator, torch.Generator, "a torch.Generator", optional=True)
-        each_agent = (self.view.num_agents,) if self.agent_ids else ()
+        each_agent = (self.view.num_agents,) if self.acts_for_all_agents else ()
         check_tensor("obs", obs, self.one_hot.device, OBS_TYPES, (*each_agent, *self.view.obs_shape))
+        return self._act(obs, action_mask, state, greedy, generator)
+
+    @property
+    def acts_for_all_agents(self) -> bool:
+        """Whether ``act`` takes the observations of all of the policy's agents together."""
+        return self.agent_ids
+
+    def _act(
+        self,
+        obs: torch.Tensor,
+        action_mask: torch.Tensor | None,
+        state: torch.Tensor | None,
+        greedy: bool,
+        generator: torch.Generator | None,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """As ``act``, of arguments that are as they must be."""
         parameters, next_state = self.acting(obs, state)
         actions = self._actions(parameters, action_mask, greedy, generator)
         return actions if next_state is None else (actions, next_state)

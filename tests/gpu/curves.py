@@ -56,16 +56,22 @@ def beside(contents: Mapping[str, Any], folder: Path) -> Beside:
     if contents.get("measured", "returns") != "returns":
         found = {row: random_society(row, rows) for rows in pictures(contents).values() for row in rows}
         return Beside(found, {}, {})
-    references = _read(folder / "references.json").get("rows", {})
+    references = _found(folder / "references.json").get("rows", {})
     return Beside(
         {row: found["random"] for row, found in references.items()},
         {row: found["scripts"] for row, found in references.items()},
-        {row: runs for rows in pictures(_read(folder / "sb3.json")).values() for row, runs in rows.items()},
+        {row: runs for rows in pictures(_found(folder / "sb3.json")).values() for row, runs in rows.items()},
     )
 
 
 def _read(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"runs": []}
+    contents: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return contents
+
+
+def _found(path: Path) -> dict[str, Any]:
+    """A file of what is drawn beside the curves; without it, nothing is."""
+    return _read(path) if path.is_file() else {"runs": []}
 
 
 def random_society(row: str, rows: Mapping[str, Runs]) -> dict[str, float]:

@@ -28,7 +28,7 @@ from gpu_vecenv.train.parallel_trainers import ParallelTrainers
 EVAL_SEED = 1_000_000  # of the environments and actions of evaluations
 PresetName = Literal["fast", "sample-efficient"]
 AlgorithmName = Literal["ppo", "mappo", "pqn", "pqn-vdn"]
-# Name of the row -> game and its configuration. The longest come first, so that the last ones fill the gaps.
+# Name of the row -> game and its configuration.
 ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "tag_continuous": ("tag_continuous", {"egocentric": False}),
     "tag_continuous-v1": ("tag_continuous", {}),

@@ -3,6 +3,8 @@
 import re
 import shutil
 
+import pytest
+
 
 def cut_run(whole, cut, last):
     """A copy of a run as it was after iteration ``last``."""
@@ -11,3 +13,13 @@ def cut_run(whole, cut, last):
         if (found := re.search(r"iteration-(\d+)", path.name)) and int(found[1]) > last:
             path.unlink()
     (cut / "evaluation.json").unlink()
+
+
+def resume_elsewhere(command, run):
+    """Resume a run from another working folder, to which relative paths in its settings would be wrong."""
+    elsewhere = run.parent / "elsewhere"
+    elsewhere.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(elsewhere)
+        code, _, errors = command("train", "--resume", run)
+    assert (code, errors) == (0, [])

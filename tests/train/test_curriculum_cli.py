@@ -6,7 +6,7 @@ import re
 import sys
 
 import pytest
-from support.runs import cut_run
+from support.runs import cut_run, resume_elsewhere
 
 from gpu_vecenv import Curriculum, PiecewiseLinear
 from gpu_vecenv.cli.curriculum import curriculum_of
@@ -77,11 +77,7 @@ def test_a_run_with_a_curriculum_resumes_bit_by_bit(given, train, command, sourc
     clips = [float(row["curriculum_clip_tagger"]) for row in rows]
     assert clips == pytest.approx([max(0.3 - 0.4 * k / ITERATIONS, 0.1) for k in range(ITERATIONS)])
     cut_run(tmp_path / "whole", tmp_path / "cut", 3)
-    (tmp_path / "elsewhere").mkdir()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(tmp_path / "elsewhere")
-        code, _, errors = command("train", "--resume", tmp_path / "cut")
-    assert (code, errors) == (0, [])
+    resume_elsewhere(command, tmp_path / "cut")
     resumed = table(tmp_path / "cut")
     names = ["weights", *(name for name in rows[0] if name.startswith("curriculum_"))]
     assert len(names) >= 5 and len(rows) == len(resumed) == ITERATIONS

@@ -8,7 +8,7 @@ import shlex
 import shutil
 
 import pytest
-from support.runs import cut_run
+from support.runs import cut_run, resume_elsewhere
 
 from gpu_vecenv.cli.opponents import OpponentOptions
 from gpu_vecenv.cli.train import Train
@@ -111,11 +111,7 @@ def test_a_run_against_all_kinds_of_opponents_resumes_bit_by_bit(train, command,
     # Resumed from the middle, from another folder, after the other run has trained on.
     cut_run(tmp_path / "whole", tmp_path / "cut", 5)
     assert command("train", "--resume", "old", "--total-steps", 4 * STEPS)[0] == 0
-    (tmp_path / "elsewhere").mkdir()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(tmp_path / "elsewhere")
-        code, _, errors = command("train", "--resume", tmp_path / "cut")
-    assert (code, errors) == (0, [])
+    resume_elsewhere(command, tmp_path / "cut")
     resumed = table(tmp_path / "cut")
     assert len(rows) == len(resumed) == 16
     assert [row["weights"] for row in rows] == [row["weights"] for row in resumed]
@@ -133,11 +129,7 @@ def test_a_frozen_role_is_played_and_its_run_resumes_bit_by_bit(player, train, c
     settings = json.loads((tmp_path / "whole" / "settings.json").read_text())
     assert settings["frozen_scripts"] == ([f"runner={tmp_path / script}:east"] if player == "script" else [])
     cut_run(tmp_path / "whole", tmp_path / "cut", 3)
-    (tmp_path / "elsewhere").mkdir()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(tmp_path / "elsewhere")
-        code, _, errors = command("train", "--resume", tmp_path / "cut")
-    assert (code, errors) == (0, [])
+    resume_elsewhere(command, tmp_path / "cut")
     weights = [row["weights"] for row in rows]
     assert len(set(weights)) == 6 and weights == [row["weights"] for row in table(tmp_path / "cut")]
     # What a run has of it, as an opponent and frozen.
