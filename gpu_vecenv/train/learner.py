@@ -452,7 +452,13 @@ class Learner(ABC, Generic[ConfigT]):
         self.world.all_reduce_mean(self.flat_grad_and_metrics)
 
     def local_gradient(self, minibatch: int) -> None:
-        """As ``minibatch_gradient``, of this process's samples alone."""
+        """As ``minibatch_gradient``, of this process's samples alone.
+
+        On a CPU a gradient that would not be used is left out; on a GPU the host does not read whether it would be.
+        """
+        on_host = self.skip_update.device.type == "cpu" and not self.uses_kernels
+        if minibatch and on_host and self.skip_update.item():
+            return
         if minibatch == 0 and self._value_norm is not None:
             self.stages["normalize_values"]()
         if minibatch % self.config.num_minibatches == 0:

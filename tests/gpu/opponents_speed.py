@@ -1,4 +1,4 @@
-"""What opponents cost: iterations of the preset of tag_continuous without and with them, all in turn.
+"""What opponents cost: iterations of presets without and with them, those of a game in turn.
 
     python3 tests/gpu/opponents_speed.py RESULTS.json
 
@@ -15,7 +15,7 @@ from measurements import REPEATS, Measurements, arguments, blocks_in_turn, milli
 
 from gpu_vecenv import OpponentsConfig, PPOConfig, Trainer, VecEnv, configure
 
-GAME, ITERATIONS = "tag_continuous", 5
+GAMES, ITERATIONS = ("tag_continuous", "connect_four"), 5
 SNAPSHOTS, SNAPSHOT_INTERVAL = 8, 5
 WAYS: dict[str, tuple[tuple[str, ...], float]] = {  # members, share of the environments
     "none": ((), 0.0),
@@ -25,9 +25,11 @@ WAYS: dict[str, tuple[tuple[str, ...], float]] = {  # members, share of the envi
 QUICK: dict[str, Any] = {"num_envs": 32, "num_steps": 2, "num_minibatches": 1, "hidden_sizes": (8,)}
 
 
-def trainer_of(members: tuple[str, ...], share: float, changes: dict[str, Any], device: torch.device) -> Trainer:
-    """With the preset, changed by ``changes``."""
-    game = configure(GAME)
+def trainer_of(
+    name: str, members: tuple[str, ...], share: float, changes: dict[str, Any], device: torch.device
+) -> Trainer:
+    """With the game's preset, changed by ``changes``."""
+    game = configure(name)
     preset = {**game.own_preset, **changes}
     num_envs = preset.pop("num_envs")
     config = PPOConfig(**{**preset, "total_steps": 10**12})
@@ -43,21 +45,27 @@ def main() -> None:
     given = arguments(__doc__)
     changes = QUICK if given.quick else {}
     measurements = Measurements(given, num_snapshots=SNAPSHOTS)
-    if len(measurements.rows) == len(WAYS):
-        return
-    trainers = {name: trainer_of(*way, changes, given.device) for name, way in WAYS.items()}
+    for game in GAMES:
+        if game not in {row["game"] for row in measurements.rows}:
+            measure(game, changes, given.quick, given.device, measurements)
+
+
+def measure(game: str, changes: dict[str, Any], quick: bool, device: torch.device, measurements: Measurements) -> None:
+    """The rows of a game."""
+    trainers = {name: trainer_of(game, *way, changes, device) for name, way in WAYS.items()}
     for trainer in trainers.values():
-        for _ in range(2 if given.quick else SNAPSHOTS * SNAPSHOT_INTERVAL):
+        for _ in range(2 if quick else SNAPSHOTS * SNAPSHOT_INTERVAL):
             trainer.train_iteration()
-    iterations, repeats = (1, 2) if given.quick else (ITERATIONS, REPEATS)
+    iterations, repeats = (1, 2) if quick else (ITERATIONS, REPEATS)
     calls = {name: trainer.train_iteration for name, trainer in trainers.items()}
-    times = blocks_in_turn(calls, iterations, given.device, repeats)
+    times = blocks_in_turn(calls, iterations, device, repeats)
     for name, (_, share) in WAYS.items():
-        key = {"game": GAME, "num_envs": trainers[name].env.num_envs, "opponents": name, "share": share}
+        key = {"game": game, "num_envs": trainers[name].env.num_envs, "opponents": name, "share": share}
         found = {**milliseconds("ms", times[name]), **ratios("ratio", times[name], times["none"])}
         measurements.measure(key, lambda: found)  # noqa: B023
     for trainer in trainers.values():
         trainer.close()
+        trainer.env.close()
 
 
 if __name__ == "__main__":

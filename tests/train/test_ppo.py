@@ -377,6 +377,14 @@ def test_from_a_minibatch_beyond_the_target_kl_on_no_step_is_taken(step, device)
         assert equal_bits(state(learner), state(begun(device, learner.config, spread=0.0)))
 
 
+def test_on_a_cpu_torch_computes_no_minibatch_that_is_skipped():
+    learner = begun(torch.device("cpu"), changed(SMALL, target_kl=0.1, learning_rate=1e-3), spread=0.0)
+    learner.rollout.log_probs.view(-1)[place_of_step(learner, 1)] -= 4
+    calls = []
+    learner.policy.network.register_forward_pre_hook(lambda *_: calls.append(None))  # with hooks there are no kernels
+    assert updated(learner)["skipped_fraction"] == 7 / 8 and len(calls) == 2
+
+
 @pytest.mark.parametrize("taken", [1, 2, 4])
 def test_weights_and_adams_state_stay_those_of_the_last_step(taken, device):
     """With one minibatch an epoch, the same bits as with so many epochs."""
