@@ -565,7 +565,7 @@ def test_a_game_policy_stands_for_its_policies(device):
     assert evaluate(env, policy, 8) == expected
     evaluator = Evaluator(env, 4)
     assert evaluator(policy, 8) == expected
-    assert evaluator.of_each_episode(policy, 8)["return_lead"].mean() == pytest.approx(expected["return_lead"])
+    assert evaluator.of_each_episode(policy, 8)["return_lead"].mean().item() == pytest.approx(expected["return_lead"])
     evaluator.close()
 
 

@@ -19,7 +19,10 @@ from gpu_vecenv.train.opponents import draw_weights, learning_wins
 from gpu_vecenv.train.ppo import Batch, loss
 from gpu_vecenv.train.rollout_storage import Rollout
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("error:the rollout cannot be captured"),
+]
 
 TINY = PPOConfig(
     total_steps=10**6,
