@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.envs.importing import absolute
 from gpu_vecenv.errors import ConfigError
-from gpu_vecenv.train.evaluation import RolePolicy, replaced
-from gpu_vecenv.train.fixed_policy import RANDOM, STILL, WORDS, noop_of
+from gpu_vecenv.train.evaluation import RolePolicy, actors_of, replaced
+from gpu_vecenv.train.fixed_policy import RANDOM, STILL, WORDS, FixedActor, noop_of
 from gpu_vecenv.train.game_policy import GamePolicy, load_policy, run_and_member
 from gpu_vecenv.train.role_view import agents_of, role_of
 from gpu_vecenv.train.scripts import Script, names_script
@@ -93,7 +93,11 @@ class Player(NamedTuple):
         return names
 
     def actors(self, game: Env, **options: Any) -> dict[str, RolePolicy]:
-        """Role or agent -> its actor; agents that are joined by "+" have one script together.
+        """Role or agent -> its actor, of a run its policies; arguments and errors as of ``players``."""
+        return actors_of(self.players(game, **options))
+
+    def players(self, game: Env, **options: Any) -> dict[str, GamePolicy | FixedActor]:
+        """Role or agent -> what plays it; agents that are joined by "+" have one script together.
 
         Args:
             game: That is played.
@@ -111,10 +115,7 @@ class Player(NamedTuple):
             return dict.fromkeys(names, STILL)
         if self.is_script:
             return {self.role: Script(self.role, self.source).actor(self.option, game)}
-        found = dict[str, RolePolicy]()
-        for name in names:
-            found |= self.loaded(game, name, **options).policies_of(name)
-        return found
+        return {name: self.loaded(game, name, **options) for name in names}
 
     def loaded(self, game: Env, name: str, **options: Any) -> GamePolicy:
         """The policies of a run of the same game, where a role, or that of an agent, acts alike.
@@ -158,10 +159,10 @@ def parsed_players(option: str, texts: Sequence[str], game: Env) -> list[Player]
     return found
 
 
-def players_of_run(
+def opponents_of_run(
     loaded: GamePolicy, option: str, texts: Sequence[str], *, best: bool = False
-) -> dict[str, RolePolicy]:
-    """Role or agent -> its actor: the policies of a run, but for the agents that the values of an option name.
+) -> dict[str, GamePolicy | FixedActor]:
+    """Role or agent -> what plays it in place of a run's policies, of those that the values of an option name.
 
     Args:
         loaded: The run's policies.
@@ -170,9 +171,19 @@ def players_of_run(
         best: Of other runs the best checkpoint instead of the newest.
 
     Raises:
-        ConfigError: As of ``parsed_players`` and ``Player.actors``.
+        ConfigError: As of ``parsed_players`` and ``Player.players``.
     """
-    actors: dict[str, RolePolicy] = dict(loaded.policies)
+    found = dict[str, GamePolicy | FixedActor]()
     for player in parsed_players(option, texts, loaded.game):
-        actors = replaced(loaded.game, actors, player.actors(loaded.game, best=best, device=loaded.device))
-    return actors
+        found |= player.players(loaded.game, best=best, device=loaded.device)
+    return found
+
+
+def players_of_run(
+    loaded: GamePolicy, option: str, texts: Sequence[str], *, best: bool = False
+) -> dict[str, RolePolicy]:
+    """Role or agent -> its actor: the policies of a run, but for the agents that the values of an option name.
+
+    Arguments and errors as of ``opponents_of_run``.
+    """
+    return replaced(loaded.game, loaded.policies, actors_of(opponents_of_run(loaded, option, texts, best=best)))

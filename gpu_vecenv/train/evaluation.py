@@ -241,16 +241,32 @@ def write_actions_of_function(
 def replaced(
     game: Env, role_policies: Mapping[str, RolePolicy], others: Mapping[str, RolePolicy]
 ) -> dict[str, RolePolicy]:
-    """The actors with ``others`` in place of those of the same agents; of ``others`` names may be joined by "+"."""
+    """The actors with ``others`` in place of those of the same agents; names may be joined by "+"."""
     taken = set(agents_of(game, [part for name in others for part in name.split("+")]))
     left = dict[str, RolePolicy]()
     for name, actor in role_policies.items():
-        own = agents_of(game, [name])
+        own = agents_of(game, name.split("+"))
         if taken.isdisjoint(own):
             left[name] = actor
         else:
             left |= {game.layout.agent_names[agent]: actor for agent in own if agent not in taken}
     return left | dict(others)
+
+
+def actors_of(players: Mapping[str, GamePolicy | FixedActor]) -> dict[str, RolePolicy]:
+    """The same with the policies of each GamePolicy in its place; names may be joined by "+".
+
+    Raises:
+        AgentKeyError: A GamePolicy has no policy of such a role or agent.
+    """
+    found = dict[str, RolePolicy]()
+    for name, player in players.items():
+        if isinstance(player, GamePolicy):
+            for part_of_name in name.split("+"):
+                found |= player.policies_of(part_of_name)
+        else:
+            found[name] = player
+    return found
 
 
 def check_fits_agents(what: str, policy: Policy, own: RoleView) -> None:

@@ -1477,6 +1477,9 @@ def test_a_script_may_play_a_role(trained, command, tmp_path):
     assert (code, errors) == (0, [])
     expected = played(trained, 30, 30, {"runner": lambda obs: torch.zeros(obs.shape[:2], dtype=torch.int32)})
     assert json.loads(output).items() >= expected.items() != played(trained, 30, 30, {}).items()
+    several = ["tagger_0+tagger_1=scripts_of_this_test.py:still", "runner=random"]
+    outputs = [command(*options, "--opponents", *given)[:2] for given in (several, several[::-1])]
+    assert outputs[0] == outputs[1] != (2, "")
 
 
 @pytest.mark.parametrize(

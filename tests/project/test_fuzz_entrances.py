@@ -181,7 +181,8 @@ def entrances(tmp_path_factory):
             gpu_vecenv.exploitability,
             {
                 "env": (env, set()), "policy": (policy, set()), "roles": (["runner"], {"[]"}),
-                "config": (None, NONE), "total_steps": (16, NONE | COUNT), "seeds": ([0, 1, 2], set()),
+                "opponents": (None, NONE | {"{}"}), "config": (None, NONE),
+                "total_steps": (16, NONE | COUNT), "seeds": ([0, 1, 2], set()),
                 "episodes": (2, COUNT), "seed": (1, set()), "on_progress": (lambda *_: None, {"a function", "a class"}),
             },
         ),
