@@ -25,7 +25,8 @@ KERNEL(perceptron_forward) {
     using namespace perceptron;
     auto& layers = memory_of<Layers<0>>(args.scratch, worker_);
     const i64 tiles = (args.rows + TILE - 1) / TILE;
-    int first_tower = args.outputs ? 0 : TOWERS - 1, towers = TOWERS - first_tower;  // without outputs, only values
+    int first_tower = args.outputs ? 0 : TOWERS - 1;        // without outputs, only values
+    int towers = (args.values ? TOWERS : 1) - first_tower;  // without values, only outputs
     i64 loaded = -1;
     FOR_ITEMS (item, tiles * towers * args.num_ranges) {
         i64 range = args.ranges[item / (tiles * towers)], statistics = range * args.statistics_stride;
@@ -45,7 +46,8 @@ KERNEL(perceptron_forward) {
         for (int row = 0; row < rows; ++row) {
             i64 index = index_of(args, range, first + row);
             if (has_actor(tower) && args.outputs) write_outputs(args, parameters, results[row], index);
-            if (has_value(tower)) args.values[index] = return_scale.value(results[row][value_output(tower)]);
+            if (has_value(tower) && args.values)
+                args.values[index] = return_scale.value(results[row][value_output(tower)]);
         }
     }
 }

@@ -12,6 +12,7 @@ namespace perceptron {  // a game's constants may have the same names
 
 using host_vectors::add_product;
 using host_vectors::Factor;
+using host_vectors::PAD;
 using host_vectors::padded;
 
 constexpr int TILE = 64;
@@ -54,11 +55,16 @@ struct Layers : Layers<L + 1> {
     Layers<L + 1>& next() { return *this; }
     void load(const float* parameters, int tower) {
         const int outputs = outputs_of(L, tower);
-        for (int n = 0; n < OUTPUT_COLUMNS<L>; ++n) {
-            const float* weights = n < outputs ? parameters + weight_index(L, tower, n) : nullptr;
-            for (int k = 0; k < INPUTS<L>; ++k) by_input[k][n] = weights ? weights[k] : 0;
-            bias[n] = weights ? parameters[bias_index(L, tower, n)] : 0;
+        // A few inputs at a time: an output's elements in all rows may fall into few sets of the cache, and evict each
+        // other before the next output's, in the same lines, are written.
+        for (int first = 0; first < INPUTS<L>; first += PAD) {
+            const int end = first + PAD < INPUTS<L> ? first + PAD : INPUTS<L>;
+            for (int n = 0; n < OUTPUT_COLUMNS<L>; ++n) {
+                const float* weights = n < outputs ? parameters + weight_index(L, tower, n) : nullptr;
+                for (int k = first; k < end; ++k) by_input[k][n] = weights ? weights[k] : 0;
+            }
         }
+        for (int n = 0; n < OUTPUT_COLUMNS<L>; ++n) bias[n] = n < outputs ? parameters[bias_index(L, tower, n)] : 0;
         next().load(parameters, tower);
     }
     // Computes the inputs of all layers after this one, of so many rows, a multiple of PAD.

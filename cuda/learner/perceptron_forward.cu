@@ -8,7 +8,8 @@ namespace perceptron {  // a game's constants may have the same names
 // Parameters of the distributions of OWN_AGENTS agents of each environment, and their values.
 // The forward pass is that of perceptron_gradients.cu: its bits do not depend on the rows beside a row.
 HD void forward_rows(const perceptron_forward_Arguments& args) {
-    int first_tower = args.outputs ? 0 : TOWERS - 1, towers = TOWERS - first_tower;  // without outputs, only values
+    int first_tower = args.outputs ? 0 : TOWERS - 1;        // without outputs, only values
+    int towers = (args.values ? TOWERS : 1) - first_tower;  // without values, only outputs
     int tower = first_tower + blockIdx.x % towers;
     // Numbers of blocks are divided in 32 bits, which is faster.
     const int blocks = gridDim.x / towers / args.num_ranges, block = blockIdx.x / towers;
@@ -37,7 +38,8 @@ HD void forward_rows(const perceptron_forward_Arguments& args) {
                     forbidden ? args.masked_logit : result_row(own)[k % PARAMETERS];
             }
         }
-        if (has_value(tower) && has_row && k < args.rows) args.values[index] = scale.value(result_row(row)[PARAMETERS]);
+        if (has_value(tower) && args.values && has_row && k < args.rows)
+            args.values[index] = scale.value(result_row(row)[PARAMETERS]);
     }
 }
 

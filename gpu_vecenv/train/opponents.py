@@ -132,7 +132,6 @@ class Opponents:
             for name, own in self._perceptrons.items()
             if (weights := self._weight_ranges(self.snapshots[name])).numbers  # none where all others are frozen
         }
-        self._values = torch.zeros((size, num_agents), device=device)  # unused
         self._states = {
             name: torch.zeros((size, policy.view.num_agents, policy.acting_state_size), device=device)
             for name, policy in policies.items()
@@ -333,7 +332,7 @@ class Opponents:
                 obs=data.obs[t][pool].flatten(0, 1)[(slice(None), *view.obs_slice)],
                 action_mask=None if data.action_mask is None or view.continuous else data.action_mask[t][pool],
                 outputs=self._outputs,
-                values=self._values,
+                values=None,
             )
             return
         for number in self._weight_ranges(snapshots).numbers:

@@ -402,7 +402,7 @@ FORWARD = KernelSignature(
         Array("columns", i32, const=True),  # of each parameter in a row of outputs
         Array("outputs", f32, optional=True),
         Scalar("masked_logit", f32),  # in the place of those that the mask forbids
-        Array("values", f32),
+        Array("values", f32, optional=True),
         Scalar("rows", i64),  # of a range
         Array("ranges", i64, const=True, shape=("num_ranges",)),  # numbers of those that are computed
         Scalar("num_ranges", i32),
@@ -547,8 +547,8 @@ class PerceptronKernels:
         """A launch of the forward pass of the observations of one step, or of several.
 
         The launch takes ``obs`` (E * A, *obs_shape), ``action_mask`` (E, A, n) bool or None, and where to write the
-        ``outputs``, (E, A, sampler.num_parameters) float32 or None, and ``values`` (E, A) float32. It writes the rows
-        and columns of the policy's agents.
+        ``outputs``, (E, A, sampler.num_parameters) float32, and ``values`` (E, A) float32; one of them may be None. It
+        writes the rows and columns of the policy's agents.
 
         Args:
             tile: Shape of a block's tile; None chooses one.

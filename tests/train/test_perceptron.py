@@ -199,8 +199,8 @@ def test_neither_the_order_of_threads_nor_another_launch_changes_a_bit(name, til
 # The forward pass
 
 
-def forward_of_step(rows, t=0, tile=None, *, only_values=False, kernels=None):
-    """Outputs and values of a step, of all agents; where nothing was written, -7."""
+def forward_of_step(rows, t=0, tile=None, *, only=None, kernels=None):
+    """Outputs and values of a step, of all agents, or ``only`` one of them; where nothing was written, -7."""
     data, view = rows.rollout, rows.policy.view
     kernels = kernels or kernels_of(rows)
     sampler = gpu_vecenv.Sampler(data.env, squash=rows.config.squash)
@@ -211,8 +211,8 @@ def forward_of_step(rows, t=0, tile=None, *, only_values=False, kernels=None):
     kernels.forward(tile)(
         obs=data.obs[t].flatten(0, 1)[(slice(None), *view.obs_slice)],
         action_mask=data.action_mask[t] if mask else None,
-        outputs=None if only_values else outputs,
-        values=values,
+        outputs=None if only == "values" else outputs,
+        values=None if only == "outputs" else values,
     )
     return outputs, values
 
@@ -220,8 +220,9 @@ def forward_of_step(rows, t=0, tile=None, *, only_values=False, kernels=None):
 def check_forward(rows, tile=None):
     outputs, values = forward_of_step(rows, tile=tile)
     check_outputs(rows, outputs, values)
-    assert equal_bits(forward_of_step(rows, tile=tile, only_values=True)[1], values)
-    assert forward_of_step(rows, tile=tile, only_values=True)[0].eq(-7).all()
+    for only, both, written in (("values", values, 1), ("outputs", outputs, 0)):
+        found = forward_of_step(rows, tile=tile, only=only)
+        assert equal_bits(found[written], both) and found[1 - written].eq(-7).all()
 
 
 FORWARD_CASES = ["two trunks", "relu", "sizes of no unit", "two roles in one", "fewer choices", "masks", "box"]
