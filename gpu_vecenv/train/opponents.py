@@ -84,6 +84,7 @@ class Opponents:
         self._slots = slots
         kinds = [k for k, name in enumerate(self.names) if name == SNAPSHOTS for _ in range(slots)] + others
         self._kinds = torch.tensor(kinds, device=device)
+        self._others = torch.tensor(others, dtype=torch.int64, device=device)
         sides = [ranges.side(number) for number in range(ranges.count)]
         self._sides = torch.tensor(sides, device=device)
 
@@ -100,8 +101,6 @@ class Opponents:
         # Whether a kind plays in a range at all.
         self._available = self._played.any(2)[self._kinds].T.contiguous()  # (R, M)
         self._masks = torch.zeros((len(self.names), size, num_agents), dtype=torch.bool, device=device)
-        not_snapshots = [kind for kind, name in enumerate(self.names) if name != SNAPSHOTS]
-        self._not_snapshots = torch.tensor(not_snapshots, dtype=torch.int64, device=device)
 
         count = len(kinds)
         self._clock, self._taken = torch.zeros((2,), dtype=torch.int64, device=device)
@@ -282,7 +281,7 @@ class Opponents:
         for kind in range(len(self.names)):
             masks = self._played[kind] & (kinds == kind)[:, None]  # (R, A)
             self._masks[kind] = masks[:, None].expand(-1, self.ranges.size, -1).flatten(0, 1)
-        self.plays[self._pool] = self._masks.index_select(0, self._not_snapshots).any(0)
+        self.plays[self._pool] = self._masks.index_select(0, self._others).any(0)
 
     def end_rollout(self) -> None:
         """Count the episodes that ended, and mark the samples that are learned from."""

@@ -15,7 +15,10 @@ from gpu_vecenv.train.checkpoint import load_checkpoint, save_checkpoint
 from gpu_vecenv.train.export import export
 from gpu_vecenv.train.fixed_policy import FixedPolicy
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("error:the rollout cannot be captured"),
+]
 
 TINY = PPOConfig(total_steps=10**6, num_steps=8, num_epochs=1, num_minibatches=1, hidden_sizes=(8,))
 ENVS = 16
