@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import torch
+from torch import nn
 
 from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.train.networks import ActorCritic
 from gpu_vecenv.train.policy import Policy
 
 ALIGNMENT = 16  # bytes
@@ -18,11 +21,25 @@ def _tensors(policy: Policy) -> dict[str, torch.Tensor]:
     return tensors | {name: x for name, x in policy.state_dict().items() if name not in tensors}
 
 
+class _Acting(nn.Module):
+    """``Policy.acting`` of a policy without memory as the ``forward`` of a module, which ``functional_call`` needs."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__()
+        self.policy = policy
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        return self.policy.acting(obs)[0]
+
+
 class Snapshots:
     """Snapshots of one policy: all tensors of its ``state_dict``, those of a dtype one after the other in a row.
 
     Attributes:
         rows: Name of a dtype -> (num_snapshots, n), weights and statistics.
+        all_actors: Observations (num_actors, envs, n, *obs_shape), to each actor its own, -> parameters (num_actors,
+            envs, n, outputs) as of ``Policy.acting``, by batched matrix products: each alone would be too small for a
+            GPU. None: not a default perceptron.
 
     Args:
         policy: The policy.
@@ -52,6 +69,7 @@ class Snapshots:
             self.rows[key] = torch.zeros((num_snapshots, width), dtype=dtypes[key], device=device)
             self._acting[key] = torch.zeros((num_actors, width), dtype=dtypes[key], device=device)
         self.actors = [self._actor(number) for number in range(num_actors)]
+        self.all_actors = self._all_actors()
 
     def stride_of(self, dtype: str) -> int:
         """Elements of this dtype from one actor's tensors to those of the next; 0 without any."""
@@ -78,6 +96,21 @@ class Snapshots:
                 tensor = own[name]
                 tensor.data = self._acting[key][number, first : first + size].view(tensor.shape)
         return actor
+
+    def _all_actors(self) -> Callable[[torch.Tensor], torch.Tensor] | None:
+        """See ``all_actors``."""
+        network = self.policy.network
+        if not isinstance(network, ActorCritic) or not network.is_plain() or self.policy.critic is not None:
+            return None
+        shapes = {name: tensor.shape for name, tensor in _tensors(self.policy).items()}
+        weights = {
+            f"policy.{name}": self._acting[key][:, first : first + size].view(-1, *shapes[name])
+            for key, places in self._places.items()
+            for name, first, size in places
+        }
+        acting = _Acting(self.actors[0])
+        act = torch.func.vmap(lambda own, obs: torch.func.functional_call(acting, own, (obs,)))
+        return lambda obs: act(weights, obs)
 
     def take(self, slot: torch.Tensor, takes: torch.Tensor) -> None:
         """Write the policy's present weights to the row ``slot`` (1,) int64 where ``takes`` (1,) bool is True."""

@@ -323,7 +323,7 @@ class Opponents:
         self._parameters.copy_(torch.where(mask, self._outputs, self._parameters))
 
     def _forward(self, snapshots: Snapshots, t: int) -> None:
-        """The forward passes of a policy's snapshots into ``_outputs``: one launch, or torch for each range."""
+        """The forward passes of a policy's snapshots into ``_outputs``: one launch, or torch."""
         data, ranges, view, pool = self.rollout, self.ranges, snapshots.policy.view, self._pool
         states = self._states.get(view.name)
         if (launch := self._launches.get(view.name)) is not None:
@@ -333,6 +333,12 @@ class Opponents:
                 outputs=self._outputs,
                 values=None,
             )
+            return
+        if snapshots.all_actors is not None:
+            mask = None if data.action_mask is None else view.mask(data.action_mask[t][pool][:, view.agents])
+            outputs = snapshots.all_actors(view.obs(data.obs[t][pool]).unflatten(0, (ranges.count, -1)))
+            parameters = snapshots.policy.distribution(outputs.flatten(0, 1), mask)
+            view.write_parameters(parameters, self._outputs)
             return
         for number in self._weight_ranges(snapshots).numbers:
             envs = ranges.envs(number)

@@ -207,10 +207,15 @@ def test_an_opponent_acts_by_the_weights_that_the_policy_had_by_vector_instructi
     acts_by_weights_of_kernels(normalizes, "cpu")
 
 
-def test_an_opponent_acts_by_the_weights_that_the_policy_had_by_torch(device):
-    config = dataclasses.replace(TINY, learning_rate=0.1, hidden_sizes=())
+@pytest.mark.parametrize("at_once", [True, False])
+def test_an_opponent_acts_by_the_weights_that_the_policy_had_by_torch(at_once, device):
+    config = dataclasses.replace(TINY, learning_rate=0.1, hidden_sizes=(), normalize_obs=True)
     one = trainer(device, config=config)
     assert one.opponents.by_kernels == ()
+    for snapshots in one.opponents.snapshots.values():
+        assert snapshots.all_actors is not None
+        if not at_once:
+            snapshots.all_actors = None
     acts_by_weights(one, [])
 
 
