@@ -6,6 +6,10 @@ RUNS holds the runs that README.md shows below a random policy:
     gpu-vecenv train simple_spread --num-minibatches 4 --total-steps 1500000 --out RUNS/simple_spread
     gpu-vecenv train cartpole --total-steps 300000 --out RUNS/cartpole
 
+the run of five taggers and a hundred runners, of which an episode is also kept for `docs/gallery.md`:
+
+    gpu-vecenv train tag_continuous --num-taggers 5 --out RUNS/tag_continuous
+
 and, beside foragers.py and foragers.cu of docs/write_a_game.md, the run of that page:
 
     gpu-vecenv train RUNS/foragers.py --out RUNS/foragers
@@ -20,13 +24,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from gallery_films import SCENES, SCRIPTS, Scene
+from gallery_films import SCENES, SCRIPTS, Scene, replay_file
 from PIL import Image, ImageDraw, ImageFont
 
 import gpu_vecenv
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.envs.registry import load_game
 from gpu_vecenv.views.frames import Frames, tiled, write_video
+from gpu_vecenv.watch.recording import record
 
 FOLDER = Path(__file__).parent / "films"
 SIDE = 240  # pixels of a game's film
@@ -91,12 +96,24 @@ def padded(frame: Frame, side: int) -> Frame:
     return canvas
 
 
-def game_film(name: str, scene: Scene) -> Iterator[Frame]:
-    """One environment, by the last cast of its scene."""
+def game_film(name: str, scene: Scene, runs: Path) -> Iterator[Frame]:
+    """One environment, by the policies of a run or the last cast of its scene."""
     env = gpu_vecenv.make(name, 1, "cpu", **scene.config)
-    shown = steps(env, scripted(env, scene.casts[-1]), scale_to(env.game, SIDE))
+    policy = (
+        gpu_vecenv.load_policy(runs / name, game=env.game, device="cpu")
+        if scene.trained
+        else scripted(env, scene.casts[-1])
+    )
+    shown = steps(env, policy, scale_to(env.game, SIDE))
     for _, (frame,) in zip(range(int(SECONDS * FPS)), shown, strict=False):
         yield padded(frame, SIDE)
+
+
+def record_trained(name: str, scene: Scene, runs: Path) -> None:
+    """Keep an episode of the policies of a run for the gallery."""
+    env = gpu_vecenv.make(name, 1, "cpu", **scene.config)
+    (played,) = record(env, gpu_vecenv.load_policy(runs / name, game=env.game, device="cpu"), seed=7)
+    played.save(replay_file(name))
 
 
 def titled(frame: Frame, text: str) -> Frame:
@@ -157,5 +174,7 @@ if __name__ == "__main__":
     write_video(front_film(Path(sys.argv[1])), FOLDER / "front.gif", FPS)
     write_video(tutorial_film(Path(sys.argv[1])), FOLDER / "foragers.gif", FPS)
     for name, scene in {**SCENES, **OTHERS}.items():
-        write_video(game_film(name, scene), FOLDER / f"{name}.gif", FPS)
+        write_video(game_film(name, scene, Path(sys.argv[1])), FOLDER / f"{name}.gif", FPS)
+        if scene.trained:
+            record_trained(name, scene, Path(sys.argv[1]))
     preview(FOLDER / "front.gif").save(FOLDER.parent / "_static" / "preview.png", optimize=True)

@@ -1,4 +1,4 @@
-"""The replays of `docs/gallery.md`, recorded anew by every build."""
+"""The replays of `docs/gallery.md`: those of scripts and random play are recorded anew by every build."""
 
 from __future__ import annotations
 
@@ -80,13 +80,11 @@ class Scene:
 
     casts: tuple[Mapping[str, str], ...]  # role -> who acts for it, a name in SCRIPTS
     config: Mapping[str, Any] = field(default_factory=dict)
+    trained: bool = False  # whether the last film is the replay of trained policies that `films.py` recorded
 
 
 SCENES = {
-    "tag_continuous": Scene(
-        ({"tagger": RANDOM, "runner": RANDOM}, {"tagger": PURSUIT, "runner": FLEE}),
-        {"num_taggers": 5, "num_runners": 100, "max_steps": 120},
-    ),
+    "tag_continuous": Scene(({"tagger": RANDOM, "runner": RANDOM},), {"num_taggers": 5}, trained=True),
     "tag_gridworld": Scene(({"tagger": RANDOM, "runner": RANDOM}, {"tagger": PURSUIT, "runner": FLEE})),
     "cartpole": Scene(({"agent": RANDOM}, {"agent": "by a rule"}), {"max_steps": 200}),
     "skirmish": Scene(({"ally": RANDOM}, {"ally": "attacking"}), {"scenario": "10m_vs_11m"}),
@@ -110,7 +108,15 @@ def films(name: str) -> list[player.Film]:
         (played,) = replay.record(env, players, seed=7)
         title = ", ".join(f"{role} {who}" for role, who in cast.items())
         made.append(replay.film(played, "cpu", title=title))
+    if scene.trained:
+        title = ", ".join(f"{role} trained" for role in scene.casts[0])
+        made.append(replay.film(replay.Replay.load(replay_file(name)), "cpu", title=title))
     return made
+
+
+def replay_file(name: str) -> Path:
+    """Where the episode of this game's trained policies is."""
+    return Path(__file__).parent / "films" / f"{name}.replay"
 
 
 def write(folder: Path) -> None:

@@ -1,15 +1,16 @@
 """Train both games of tag with several seeds and compare what was learnt with the scripts and with random play.
 
 usage: python tests/gpu/tag_goals.py FOLDER [--device cuda] [--rows tag_gridworld,tag_continuous] [--max-seconds 480]
-           [--seeds 8] [--first-seed 1000] [--at-once 4] [--config JSON] [--learner JSON]
+           [--seeds 8] [--first-seed 1000] [--at-once 4] [--config JSON] [--learner JSON] [--policies JSON]
 
 It works for --max-seconds, keeps what it has in FOLDER and exits with 3 if more is left: the same command continues,
 training bit-identically. At the end it exits with 0 if every seed has reached every goal, else with 1.
 
 FOLDER/tag_goals.json has of each run its training time and of each pairing the share of episodes in which the taggers
 won, which is when everybody was tagged, steps and returns. FOLDER/checkpoints has the policies. Another game, network
-or hyper-parameter than that of the preset is --config '{"num_taggers": 5}', --learner '{"network": "mlp"}', in another
-FOLDER.
+or hyper-parameter than that of the preset is --config '{"num_taggers": 5}', --learner '{"network": "mlp"}', and those of
+single roles, as of `gpu-vecenv train`, are --policies '{"runner": {"population": 4}}', in another FOLDER. Of populations
+the first members play.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import math
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ import tyro
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 from tag_baselines import flee, play, pursuit
 
-from gpu_vecenv import Env, PPOConfig, Trainer, VecEnv, configure, load_policy
+from gpu_vecenv import Env, PolicySpec, PPOConfig, Trainer, VecEnv, configure, load_policy
 from gpu_vecenv.compile.device import resolve_device
 from gpu_vecenv.engine.timing import provenance
 from gpu_vecenv.errors import NonFiniteError
@@ -107,13 +108,20 @@ class Row:
     seeds: int
     episodes: int  # of each pairing
     goals: Sequence[Goal]
+    policies: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # role -> what its policy has beside that
 
 
 CONTINUOUS_GOALS = (*map(more_often, RUNNERS), BETTER_RUNNERS)
 ROWS = {
     # As `make train`.
     "tag_gridworld": Row(
-        "tag_gridworld", {}, {"total_steps": 2_000_000}, 16, 1000, (at_least("random", 0.97), at_least("flee", 0.85))
+        "tag_gridworld",
+        {},
+        {"total_steps": 2_000_000},
+        16,
+        1000,
+        (at_least("random", 0.97), at_least("flee", 0.85)),
+        {"runner": {"population": 4, "num_minibatches": 16}},
     ),
     "tag_continuous": Row("tag_continuous", {}, {}, 8, 200, CONTINUOUS_GOALS),
     # Of the picture.
@@ -135,6 +143,7 @@ class Options:
     eval_envs: int = 200  # environments of an evaluation, at most
     config: str = "{}"  # JSON: parameters of the game
     learner: str = "{}"  # JSON: hyper-parameters beside those of the preset, and num_envs
+    policies: str | None = None  # JSON: role -> hyper-parameters and population of its policy; by default the row's
 
     def seeds_of(self, row: Row) -> range:
         """The seeds of a row."""
@@ -199,7 +208,17 @@ def make_trainer(row: Row, seed: int, device: torch.device, options: Options) ->
     env = VecEnv(game, preset.pop("num_envs"), device, autoreset_mode="next_step")
     if "hidden_sizes" in preset:
         preset["hidden_sizes"] = tuple(preset["hidden_sizes"])
-    return Trainer(env, PPOConfig(**preset), seed=seed, opponents=preset_opponents(game, env.num_envs))
+    config = PPOConfig(**preset)
+    changes = row.policies if options.policies is None else json.loads(options.policies)
+    specs = {role: spec_of(config, changes.get(role, {})) for role in game.layout.present_roles}
+    opponents = preset_opponents(game, env.num_envs)
+    return Trainer(env, config, seed=seed, policies=specs, opponents=opponents)
+
+
+def spec_of(config: PPOConfig, changes: Mapping[str, Any]) -> PolicySpec:
+    """The policy of a role."""
+    values = dict(changes)
+    return PolicySpec(population=values.pop("population", 1), config=replace(config, **values))
 
 
 def train(row: Row, names: Mapping[str, int], device: torch.device, options: Options, results: Results) -> None:
@@ -258,7 +277,7 @@ def evaluate_row(row: Row, name: str, runs: Sequence[str], options: Options, res
     todo.append((results.contents["scripts"].setdefault(name, {}), {}, scripts))
     for run in runs:
         if not results.runs[run]["error"]:
-            policy = load_policy(results.checkpoint(run), device=resolve_device(options.device))
+            policy = load_policy(results.checkpoint(run), member=0, device=resolve_device(options.device))
             pairings = results.runs[run].setdefault("pairings", {})
             todo.append((pairings, {role: policy[role] for role in ("tagger", "runner")}, trained))
     for found, policies, pairings in todo:
