@@ -208,7 +208,7 @@ def _own_algorithm(files: Mapping[str, Results]) -> Iterator[Cells]:
 
 def _opponents(files: Mapping[str, Results]) -> Iterator[Cells]:
     for row in files["opponents"]["rows"]:
-        yield (row["opponents"], f"{row['share']:.0%}", spread(row, "ms"), spread(row, "ratio"))
+        yield (row["game"], row["opponents"], f"{row['share']:.0%}", spread(row, "ms"), spread(row, "ratio"))
 
 
 def _convolutions(files: Mapping[str, Results]) -> Iterator[Cells]:
@@ -312,7 +312,7 @@ SECTIONS = {
         ),
         _own_algorithm,
     ),
-    "opponents": Section(("opponents",), ("opponents", "share of environments", "ms", "ratio"), _opponents),
+    "opponents": Section(("opponents",), ("game", "opponents", "share of environments", "ms", "ratio"), _opponents),
     "convolutions": Section(
         ("convolutions",),
         ("cells", "images", *(f"{way}, µs{part}" for way in CONVOLUTION_WAYS for part in ("", ", forward alone"))),

@@ -108,13 +108,13 @@ HD StepOutputs outputs_of(const rollout_Arguments& args, i64 t) {
     return out;
 }
 
-// A block's environments, of one range with an opponent, or of none.
+// A block's environments, of one range with an opponent or members of populations, or of none.
 struct BlockEnvs {
     i64 first, end, range;
 
     HD static BlockEnvs of(const rollout_Arguments& args) {
         i64 block = blockIdx.x;
-#if HAS_OPPONENTS
+#if HAS_RANGES
         i64 before = (args.first_range + ENVS_PER_BLOCK - 1) / ENVS_PER_BLOCK - block;  // blocks up to the first range
         if (before > 0) return {block * ENVS_PER_BLOCK, args.first_range, -1};
         i64 blocks = (args.range_size + ENVS_PER_BLOCK - 1) / ENVS_PER_BLOCK, range = -before / blocks;

@@ -16,21 +16,31 @@ struct PolicyTensors {
     const double *obs_mean, *obs_var, *return_mean, *return_var;
 };
 
-#if HAS_OPPONENTS
-// Weights of opponents: those of the first range, and from one range to the next elements of the parameters and of the
-// statistics. Where an opponent does not play the policy, its own agents do.
-struct OpponentTensors {
+#if HAS_RANGES
+// Tensors of several networks of one shape: those of the first, and from one to the next elements of the parameters and
+// of the statistics.
+struct StackedTensors {
     PolicyTensors first;
-    const bool* plays;
     i64 stride, statistics_stride;
 
-    HD const double* statistics(const double* of_first, i64 range) const {
-        return of_first ? of_first + range * statistics_stride : nullptr;
+    HD const double* statistics(const double* of_first, i64 number) const {
+        return of_first ? of_first + number * statistics_stride : nullptr;
     }
-    HD PolicyTensors of(i64 range) const {
-        return {first.parameters + range * stride, statistics(first.obs_mean, range), statistics(first.obs_var, range),
-                statistics(first.return_mean, range), statistics(first.return_var, range)};
+    HD PolicyTensors of(i64 number) const {
+        return {first.parameters + number * stride, statistics(first.obs_mean, number),
+                statistics(first.obs_var, number), statistics(first.return_mean, number),
+                statistics(first.return_var, number)};
     }
+};
+// Of each range. Where an opponent does not play the policy, its own agents do.
+struct OpponentTensors {
+    StackedTensors ranges;
+    const bool* plays;
+};
+// Of a population, whose members take turns: each acts in so many ranges, then the next.
+struct MemberTensors {
+    StackedTensors members;
+    i64 count, ranges_each;
 };
 #endif
 
@@ -68,12 +78,15 @@ struct RolloutPolicy {
     // Index of the agent of a row, from the first agent of the owners' environments on.
     HD static int agent_of(int row) { return row / OWN_AGENTS * NUM_AGENTS + own_agent(row % OWN_AGENTS); }
 
-    // In a range of environments with an opponent; -1: in none.
+    // In a range of environments with an opponent or members of populations; -1: in none.
     HD void begin(const rollout_Arguments& args, [[maybe_unused]] i64 range) {
         PolicyTensors own = {POLICY_TENSORS};
 #if HAS_OPPONENTS
         const OpponentTensors opponents = {POLICY_OPPONENTS};
-        if (range >= 0 && opponents.plays[range]) own = opponents.of(range);
+        if (range >= 0 && opponents.plays[range]) own = opponents.ranges.of(range);
+#elif HAS_POPULATIONS
+        const MemberTensors population = {{own, POLICY_MEMBER_STRIDES}, POLICY_MEMBERS};
+        own = population.members.of(range / population.ranges_each % population.count);
 #endif
         load_parameters(own.parameters, 0, own.obs_mean, own.obs_var);
         scale = ReturnScale::of(own.return_mean, own.return_var);

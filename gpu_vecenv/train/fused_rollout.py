@@ -7,10 +7,11 @@ which torch computes there; ``fused_rollout`` says why.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -28,6 +29,7 @@ from gpu_vecenv.files import cuda_folder
 from gpu_vecenv.train.opponents import Opponents
 from gpu_vecenv.train.perceptron import REGISTERS, Perceptron, PerceptronKernels, TileShape, is_plain
 from gpu_vecenv.train.policy_kernels import PolicyKernels
+from gpu_vecenv.train.populations import Member
 from gpu_vecenv.train.rollout_storage import Rollout
 
 # In the order of preference, as measured on an H200: the first with which a launch runs all environments at once is
@@ -41,7 +43,10 @@ SCRATCH_BYTES = 32  # of an agent, of the game's working memory; an estimate
 STATIC_BYTES = 1024  # of shared memory that the engine keeps for variables of kernels
 MAX_BLOCKS = 8  # of a multiprocessor; with more the registers are too few
 TENSORS = {"parameters": f32, "obs_mean": f64, "obs_var": f64, "return_mean": f64, "return_var": f64}  # of a policy
-OPPONENT_ARGUMENTS = ("plays", "stride", "statistics_stride")  # of each policy, beside the tensors of the first range
+DTYPES = torch.float32, torch.float64  # of parameters and statistics
+RangeKind = Literal["opponents", "populations"]  # what ranges of environments have networks of their own for
+STRIDES = ("stride", "statistics_stride")  # from one range's or member's tensors to those of the next, in elements
+ALIGNMENT = 16  # bytes, of the tensors of each member
 
 
 @dataclass(frozen=True)
@@ -149,7 +154,9 @@ class RolloutTile:
             self.network_bytes,
         )
 
-    def source(self, build: BuildOptions, cores: TensorCores, resident_blocks: int, has_opponents: bool = False) -> str:
+    def source(
+        self, build: BuildOptions, cores: TensorCores, resident_blocks: int, ranges: RangeKind | None = None
+    ) -> str:
         """The program of rollout.cu; kernel.cuh precedes it."""
         folder, seen = cuda_folder() / "learner", set[str]()
 
@@ -161,7 +168,9 @@ class RolloutTile:
         if self.groups:
             layout = replace(layout, obs_staging_bytes=cores.block_shared_bytes if self.stages_obs else 0)
         text = self.constants(cores, resident_blocks)
-        text += f"#define HAS_OPPONENTS {int(has_opponents)}\n"
+        for kind in get_args(RangeKind):
+            text += f"#define HAS_{kind.upper()} {int(ranges == kind)}\n"
+        text += "#define HAS_RANGES (HAS_OPPONENTS || HAS_POPULATIONS)\n"
         text += (
             stepping_source(layout, build, seen) + include("tensor_core.cuh", seen) + include("normalizer.cuh", seen)
         )
@@ -172,10 +181,18 @@ class RolloutTile:
             text += f"#define perceptron {name}\n{perceptron.source(self.tile, resident_blocks, True, first, rows)}"
             text += f"namespace perceptron {{ constexpr int FIRST_PASS = {first_pass}; }}\n"
             others = ", ".join(f"args.opponent_{tensor}_{k}" for tensor in TENSORS)
-            others = f"{{{others}}}, {', '.join(f'args.opponent_{other}_{k}' for other in OPPONENT_ARGUMENTS)}"
-            text += f"#define POLICY_TENSORS {tensors}\n#define POLICY_OPPONENTS {others}\n"
-            text += f"{include('rollout_policy.cuh', set(seen))}#undef POLICY_TENSORS\n#undef POLICY_OPPONENTS\n"
-            text += "#undef perceptron\n"
+            strides, of_members = (
+                ", ".join(f"args.{whose}_{name}_{k}" for name in STRIDES) for whose in ("opponent", "member")
+            )
+            macros = {
+                "POLICY_TENSORS": tensors,
+                "POLICY_OPPONENTS": f"{{{{{others}}}, {strides}}}, args.opponent_plays_{k}",
+                "POLICY_MEMBERS": f"args.members_{k}, args.ranges_each_{k}",
+                "POLICY_MEMBER_STRIDES": of_members,
+            }
+            text += "".join(f"#define {name} {value}\n" for name, value in macros.items())
+            text += include("rollout_policy.cuh", set(seen))
+            text += "".join(f"#undef {name}\n" for name in (*macros, "perceptron"))
             first += self._bytes_of(perceptron)
             first_pass += self._passes(perceptron) if self.groups else 0
         members = " ".join(f"{name}::RolloutPolicy {name}_;" for name in names)
@@ -231,19 +248,23 @@ def choose_tile(
 
 
 def rollout_kernels(
-    layout: GameLayout, build: BuildOptions, num_policies: int, has_opponents: bool = False
+    layout: GameLayout, build: BuildOptions, num_policies: int, ranges: RangeKind | None = None
 ) -> tuple[KernelSignature, KernelSignature]:
     """The kernels of rollout.cu and their arguments."""
-    opponents: list[Array | Scalar] = []
-    if has_opponents:
-        opponents = [Scalar("first_range", i64), Scalar("range_size", i64)]
-        for k in range(num_policies):
-            opponents += [
+    of_ranges: list[Array | Scalar] = []
+    if ranges is not None:
+        of_ranges = [Scalar("first_range", i64), Scalar("range_size", i64)]
+    for k in range(num_policies):
+        if ranges == "opponents":
+            of_ranges += [
                 Array(f"opponent_{name}_{k}", dtype, const=True, optional=name != "parameters")
                 for name, dtype in TENSORS.items()
             ]
-            opponents.append(Array(f"opponent_plays_{k}", boolean, const=True))
-            opponents += [Scalar(f"opponent_{name}_{k}", i64) for name in OPPONENT_ARGUMENTS[1:]]
+            of_ranges.append(Array(f"opponent_plays_{k}", boolean, const=True))
+            of_ranges += [Scalar(f"opponent_{name}_{k}", i64) for name in STRIDES]
+        if ranges == "populations":
+            of_ranges += [Scalar(f"{name}_{k}", i64) for name in ("members", "ranges_each")]
+            of_ranges += [Scalar(f"member_{name}_{k}", i64) for name in STRIDES]
     rollout = KernelSignature(
         "rollout",
         (
@@ -268,7 +289,7 @@ def rollout_kernels(
             Scalar("num_steps", i64),
             Array("scratch", None),
             Scalar("num_envs", i64),
-            *opponents,
+            *of_ranges,
         ),
     )
     return KernelSignature("rollout_layout", (Array("out", i64, shape=(2,)),)), rollout
@@ -304,7 +325,7 @@ def fused_rollout(
     *,
     actors: Mapping[str, PerceptronKernels] = MappingProxyType({}),
     opponents: Opponents | None = None,
-    has_populations: bool = False,
+    members: Mapping[str, Member] = MappingProxyType({}),
 ) -> tuple[FusedRollout | None, str | None]:
     """A rollout in one launch, or None with the reason why there is none.
 
@@ -316,20 +337,27 @@ def fused_rollout(
         tile: Of a block; None chooses one.
         actors: Policy with a central critic -> what acts for it, see ``acting_kernels``; it computes no values.
         opponents: Of some of the environments; None: there are none.
-        has_populations: Whether agents have other policies in other environments.
+        members: Name of a policy -> which policy it is a member of; without it a policy of its own.
     """
-    if has_populations:
-        return None, "a population"
     if reason := why_not_fused(rollout, {**unfused_reasons, **dict.fromkeys(actors)}):
         return None, reason
     if opponents is not None and (
         reason := "opponents beside a central critic" if actors else opponents.why_not_fused()
     ):
         return None, reason
-    own = [kernel for kernel in {**kernels, **actors}.values() if isinstance(kernel, PerceptronKernels)]
+    populations: dict[str, list[PerceptronKernels]] = {}
+    for name, kernel in {**kernels, **actors}.items():
+        assert isinstance(kernel, PerceptronKernels)
+        populations.setdefault(members[name].policy if name in members else name, []).append(kernel)
+    if any(len(population) > 1 for population in populations.values()):
+        if actors:
+            return None, "a population beside a central critic"
+        if any(len(population) > 1 and _values_later(population[0]) for population in populations.values()):
+            return None, "a population whose actor and critic share no layers"
+    own = [population[0] for population in populations.values()]
     env = rollout.env
     backend, cores = env.functions.backend, env.functions.backend.tensor_cores
-    assert len(own) == len(kernels) and cores is not None
+    assert cores is not None
     if tile is None:
         threads = backend.default_threads_per_env(env.num_agents)
         if threads > 32 and threads < env.num_agents:  # measured: several launches a step are faster then
@@ -338,22 +366,66 @@ def fused_rollout(
     if tile is None:
         return None, "networks too large for shared memory"
     try:
-        return FusedRollout(rollout, sampler, own, tile, opponents), None
+        return FusedRollout(rollout, sampler, list(populations.values()), tile, opponents), None
     except KernelCompileError as error:  # macros of a game's source may have names of the network's
         return None, f"one kernel of game and networks does not compile: {str(error).splitlines()[1].strip()}"
 
 
-def rollout_program(env: VecEnv, tile: RolloutTile, squash: Squash = "clip", *, has_opponents: bool = False) -> Program:
+def _values_later(kernel: PerceptronKernels) -> bool:
+    """Whether actor and critic have a trunk each, so that values are computed after the rollout."""
+    return kernel.perceptron.has_critic and kernel.perceptron.towers == 2
+
+
+def rollout_program(
+    env: VecEnv, tile: RolloutTile, squash: Squash = "clip", *, ranges: RangeKind | None = None
+) -> Program:
     """The program of rollout.cu for the environments of ``env`` and tiles that fit on its device; see ``Sampler``."""
     cores = env.functions.backend.tensor_cores
     assert cores is not None
     build = BuildOptions(env.build.initial_fields, env.build.end_on_nonfinite, sampled=True, squash=squash)
     of_multiprocessor = -(-env.num_envs // (tile.envs * cores.multiprocessors))
     return env.functions.compile(
-        tile.source(build, cores, min(tile.blocks(cores), of_multiprocessor), has_opponents),
+        tile.source(build, cores, min(tile.blocks(cores), of_multiprocessor), ranges),
         "rollout.cu",
-        kernels=rollout_kernels(env.layout, build, len(tile.perceptrons), has_opponents),
+        kernels=rollout_kernels(env.layout, build, len(tile.perceptrons), ranges),
     )
+
+
+class MemberTensors:
+    """Weights and statistics of a population's members, one after the other, as one launch reads them.
+
+    Attributes:
+        first: Those of the first member by name; None: the network has no such statistics.
+        strides: Elements from one member's parameters, and from its statistics, to those of the next.
+
+    Args:
+        kernels: Of the members; of one alone its own tensors are read.
+    """
+
+    def __init__(self, kernels: Sequence[PerceptronKernels]) -> None:
+        self.first: dict[str, torch.Tensor | None] = dict(kernels[0].common)
+        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        given = [(name, tensor) for name, tensor in self.first.items() if tensor is not None]
+        widths = {dtype: max((x.numel() for _, x in given if x.dtype == dtype), default=0) for dtype in DTYPES}
+        self.strides = [
+            -(-widths[dtype] * dtype.itemsize // ALIGNMENT) * ALIGNMENT // dtype.itemsize for dtype in DTYPES
+        ]
+        if len(kernels) == 1:
+            return
+        for name, tensor in given:
+            stride = self.strides[DTYPES.index(tensor.dtype)]
+            rows = tensor.new_zeros((len(kernels), stride))[:, : tensor.numel()]
+            self.first[name] = rows[0].view(tensor.shape)
+            self._copies += [
+                (row.view(tensor.shape), own)
+                for row, kernel in zip(rows, kernels, strict=True)
+                if (own := kernel.common[name]) is not None
+            ]
+
+    def copy(self) -> None:
+        """Take the members' present tensors."""
+        for row, own in self._copies:
+            row.copy_(own)
 
 
 class FusedRollout:
@@ -365,30 +437,41 @@ class FusedRollout:
     Args:
         rollout: Where it is stored.
         sampler: Of the environment.
-        kernels: Of all policies.
+        populations: Of each policy the kernels of its members, in the order of ``members_of``.
         tile: Of a block.
-        opponents: Of some of the environments; None: there are none.
+        opponents: Of some of the environments, without populations; None: there are none.
     """
 
     def __init__(
         self,
         rollout: Rollout,
         sampler: Sampler,
-        kernels: Sequence[PerceptronKernels],
+        populations: Sequence[Sequence[PerceptronKernels]],
         tile: RolloutTile,
         opponents: Opponents | None = None,
     ) -> None:
-        self.rollout, self.kernels, self.tile = rollout, kernels, tile
-        env, threads = rollout.env, 32 * tile.tile.warps
-        program = rollout_program(env, tile, sampler.squash, has_opponents=opponents is not None)
-        blocks, others = -(-env.num_envs // tile.envs), dict[str, Any]()
+        self.rollout, self.tile = rollout, tile
+        self.kernels = [kernel for population in populations for kernel in population]
+        self._members = [MemberTensors(population) for population in populations]
+        env, threads, cells = rollout.env, 32 * tile.tile.warps, math.prod(map(len, populations))
+        kind: RangeKind | None = "opponents" if opponents is not None else "populations" if cells > 1 else None
+        program = rollout_program(env, tile, sampler.squash, ranges=kind)
+        blocks, of_ranges = -(-env.num_envs // tile.envs), dict[str, Any]()
         if opponents is not None:  # a block has environments of one range
             ranges = opponents.ranges
             blocks = -(-ranges.first // tile.envs) + ranges.count * -(-ranges.size // tile.envs)
-            others = {"first_range": ranges.first, "range_size": ranges.size}
-            for k, own in enumerate(kernels):
+            of_ranges = {"first_range": ranges.first, "range_size": ranges.size}
+            for k, own in enumerate(self.kernels):
                 given = opponents.rollout_tensors(own.policy.view.name)
-                others |= {f"opponent_{name}_{k}": value for name, value in given.items()}
+                of_ranges |= {f"opponent_{name}_{k}": value for name, value in given.items()}
+        elif kind == "populations":
+            size, left = env.num_envs // cells, cells
+            blocks = cells * -(-size // tile.envs)
+            of_ranges = {"first_range": 0, "range_size": size}
+            for k, (population, tensors) in enumerate(zip(populations, self._members, strict=True)):
+                left //= len(population)
+                of_ranges |= {f"members_{k}": len(population), f"ranges_each_{k}": left}
+                of_ranges |= {f"member_{n}_{k}": value for n, value in zip(STRIDES, tensors.strides, strict=True)}
         sizes = torch.zeros(2, dtype=torch.int64, device=env.device)
         program.launch("rollout_layout", 1, out=sizes)
         scratch_bytes, self.shared_bytes = sizes.tolist()
@@ -397,7 +480,7 @@ class FusedRollout:
             program,
             "rollout",
             LaunchShape(blocks * threads, threads_per_block=threads, shared_bytes=self.shared_bytes),
-            **{f"{name}_{k}": tensor for k, own in enumerate(kernels) for name, tensor in own.common.items()},
+            **{f"{name}_{k}": tensor for k, own in enumerate(self._members) for name, tensor in own.first.items()},
             obs=data.obs,
             active=data.active,
             **({"acting": data.acting} if env.layout.tracks_acting else {}),
@@ -413,13 +496,11 @@ class FusedRollout:
             num_steps=len(data.rewards),
             scratch=torch.empty(max(1, scratch_bytes * env.num_envs), dtype=torch.uint8, device=env.device),
             num_envs=env.num_envs,
-            **others,
+            **of_ranges,
         )
         # Of the policies whose actor and critic have a trunk each.
         self._values = [
-            (own.policy.view, own.forward(num_steps=len(data.values)))
-            for own in kernels
-            if own.perceptron.has_critic and own.perceptron.towers == 2
+            (own.policy.view, own.forward(num_steps=len(data.values))) for own in self.kernels if _values_later(own)
         ]
 
     def applies(self) -> bool:
@@ -429,6 +510,8 @@ class FusedRollout:
     def __call__(self) -> None:
         """Collect a rollout, as ``Rollout.collect`` and ``Forward.finish`` do, but for values of central critics."""
         data = self.rollout
+        for members in self._members:
+            members.copy()
         data.env.launch(self._launch, "rollout")
         for view, forward in self._values:
             obs = data.obs.flatten(0, 2)[(slice(None), *view.obs_slice)]

@@ -295,7 +295,7 @@ class Trainer:
             self.kernels,
             actors=self._actors,
             opponents=self.opponents,
-            has_populations=bool(self.populations),
+            members=self.members,
         )
 
     def _make_advantages(self) -> dict[str, torch.Tensor]:

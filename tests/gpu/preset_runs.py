@@ -19,11 +19,13 @@ from figures import Figures, Settings
 from gpu_vecenv import Env, PPOConfig, Trainer, VecEnv, configure
 from gpu_vecenv.cli.train import preset_defaults
 from gpu_vecenv.errors import NonFiniteError
+from gpu_vecenv.train.crossplay import crossplay
 from gpu_vecenv.train.curriculum import preset_curriculum
 from gpu_vecenv.train.evaluation import RolePolicy, evaluate
 from gpu_vecenv.train.learner_config import LearnerConfig
 from gpu_vecenv.train.opponent_ranges import preset_opponents
 from gpu_vecenv.train.parallel_trainers import ParallelTrainers
+from gpu_vecenv.train.role_view import sides_with_returns
 
 EVAL_SEED = 1_000_000  # of the environments and actions of evaluations
 PresetName = Literal["fast", "sample-efficient"]
@@ -105,8 +107,16 @@ def make_trainer(
 def returns_of(
     trainer: Trainer, episodes: int, greedy: bool = False, others: Mapping[str, RolePolicy] | None = None
 ) -> dict[str, float]:
-    """Mean return of each trained role, its opponents from ``others``: role -> actor; by default they act at random."""
+    """Mean return of each trained role, its opponents from ``others``: role -> actor; by default they act at random.
+
+    In a zero-sum game of one role, where its mean is 0, that of a side against ``others``, each side in turn.
+    """
     own = trainer.role_policies()
+    if others is not None and sides_with_returns(trainer.env.game) != tuple(trainer.env.game.layout.roles):
+        entries = {"own": own, "others": others}
+        played = crossplay(trainer.env, entries, episodes=episodes, greedy=greedy, seed=EVAL_SEED)
+        first, second = (played.returns[side].mean for side in played.sides)
+        return dict.fromkeys(own, (first[0][1] + second[1][0]) / 2)
     found = {}
     for role in own:
         actors = {name: own[role] if name == role else (others or {}).get(name) for name in own}

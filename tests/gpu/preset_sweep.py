@@ -6,9 +6,9 @@ usage: python tests/gpu/preset_sweep.py FOLDER [--device cuda] [--games simple_s
 
 Trial 0 is the preset; the others are drawn from GRID, the same in every call. Seeds are those from --first-seed on:
 results that are reported have 0, 1, … A role's return is that against the other roles' policies of trial 0 with the
-same seed, so that trials of games with opponents can be compared. The call that has spent --max-seconds ends at the
-next part of a trial, with exit code 3 if more is left: the same command continues. FOLDER/figures.json has everything,
-FOLDER/GAME.md the trials in their order.
+same seed, so that trials of games with opponents can be compared; in a zero-sum game of one role it is that of each
+side in turn. The call that has spent --max-seconds ends at the next part of a trial, with exit code 3 if more is left:
+the same command continues. FOLDER/figures.json has everything, FOLDER/GAME.md the trials in their order.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from gpu_vecenv import Env, PPOConfig, load_policy
 from gpu_vecenv.compile.device import resolve_device
 from gpu_vecenv.engine.timing import provenance
 from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.train.role_view import sides_of_game
 
 ROWS_OF_A_MINIBATCH = (32, 64, 128, 256, 512, 1024, 2048, 4096)  # (step, environment) pairs
 NUM_EPOCHS = (2, 4, 8, 16)
@@ -131,7 +132,7 @@ def run_trial(
             if not group.kept[name]["error"]:
                 others = None
                 reference = group.checkpoint(f"{row}-trial0-seed{seed}")
-                if len(trainers[name].role_policies()) > 1 and reference.is_file():
+                if len(sides_of_game(game)) > 1 and reference.is_file():
                     others = dict(load_policy(reference, device=device).policies)
                 result["sampled"] = returns_of(trainers[name], options.episodes, others=others)
             group.complete(name, trial, seed, result)

@@ -8,9 +8,9 @@ training bit-identically. At the end it exits with 0 if every seed has reached e
 
 FOLDER/tag_goals.json has of each run its training time and of each pairing the share of episodes in which the taggers
 won, which is when everybody was tagged, steps and returns. FOLDER/checkpoints has the policies. Another game, network
-or hyper-parameter than that of the preset is --config '{"num_taggers": 5}', --learner '{"network": "mlp"}', and those of
-single roles, as of `gpu-vecenv train`, are --policies '{"runner": {"population": 4}}', in another FOLDER. Of populations
-the first members play.
+or hyper-parameter than that of the preset is --config '{"num_taggers": 5}', --learner '{"network": "mlp"}', and those
+of single roles are --policies '{"runner": {"population": 4}}', as of `gpu-vecenv train`; in another FOLDER. Of
+populations the first members play.
 """
 
 from __future__ import annotations

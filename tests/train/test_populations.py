@@ -109,7 +109,7 @@ def test_kernels_of_tensor_cores_act_and_learn_in_the_environments_of_a_member(m
     with monkeypatch.context() as patch:
         patch.setattr(function_manager, "select", lambda device, driver=None: EmulatedCudaBackend())
         one = trainer("cpu", dataclasses.replace(TINY, num_steps=2, num_epochs=1))
-    assert one.by_kernels and set(one.unfused_reasons.values()) == {None} and one.rollout_reason == "a population"
+    assert one.by_kernels and set(one.unfused_reasons.values()) == {None} and one.rollout_reason is None
     before = {name: weights(policy) for name, policy in one.policies.items()}
     one.train_iteration()
     for name, policy in one.policies.items():
@@ -259,8 +259,30 @@ def test_evaluations_take_the_members_of_a_number(device):
         one.evaluate(24, member=2)
 
 
-def test_the_log_says_why_a_rollout_takes_several_launches(device):
-    assert trainer(device).rollout_reason == "a population"
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"shared_trunk": False}, "a population whose actor and critic share no layers"),
+        ({"critic": "central"}, "a population beside a central critic"),
+    ],
+)
+def test_the_log_says_why_a_rollout_takes_several_launches(changes, reason, device_of_networks):
+    assert trainer(device_of_networks, dataclasses.replace(TINY, **changes)).rollout_reason == reason
+
+
+@pytest.mark.parametrize("policies", [TAG, {"tagger": PolicySpec(), "runner": PolicySpec(population=4)}])
+def test_a_rollout_in_one_launch_is_that_of_several(policies, device_of_networks):
+    config = dataclasses.replace(TINY, learning_rate=0.1, normalize_obs=True)
+    fused, stepwise = (trainer(device_of_networks, config, policies, num_envs=36) for _ in range(2))
+    assert fused.rollout_reason is None
+    stepwise._fused_rollout = None
+    for _ in range(3):
+        for one in (fused, stepwise):
+            one.train_iteration()
+        for name in ("obs", "rewards", "draws", "log_probs", "terminations", "values", "advantages"):
+            assert equal_bits(getattr(fused.rollout, name), getattr(stepwise.rollout, name)), name
+        for name, policy in fused.policies.items():
+            assert equal_weights(policy, stepwise.policies[name])
 
 
 def test_populations_of_fewer_members_begin_anew(device):
