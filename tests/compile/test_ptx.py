@@ -44,7 +44,7 @@ from gpu_vecenv.train.convolution_kernels import (
     stack_source,
     why_not_convolution,
 )
-from gpu_vecenv.train.fused_rollout import choose_tile, rollout_kernels
+from gpu_vecenv.train.fused_rollout import RangeKind, choose_tile, rollout_kernels
 from gpu_vecenv.train.gru_kernels import GRU_BACKWARD, GRU_FORWARD, gru_source
 from gpu_vecenv.train.layers import LAYER_GRADIENTS
 from gpu_vecenv.train.layerwise_kernels import LAYER_PRODUCT, Layers, Product, layerwise_kernels, layerwise_source
@@ -289,7 +289,10 @@ ROLLOUTS = {
     "groups of several warps": ("tag_continuous", 2000, {}),
     "turns": (Race, 100, {}),
     "agents apart": ("tag_gridworld", 100, {"hidden_sizes": (16,)}),
+    "opponents": ("tag_gridworld", 100, {}),
+    "populations": ("tag_gridworld", 100, {"normalize_obs": True}),
 }
+RANGES: dict[str, RangeKind] = {"opponents": "opponents", "populations": "populations"}  # of environments
 JOINED_ROLLOUTS: dict[str, Precision] = {"masks": "tf32", "two policies": "bfloat16"}
 POLICIES = {"agents apart": ("tagger_0+tagger_2", "tagger_1+runner", "tagger_3")}  # others: one for each role
 
@@ -307,9 +310,10 @@ def rollout_text(rollout: str, precision: Precision) -> str:
     threads = default_threads_per_env(layout.num_agents)
     tile = choose_tile(layout, networks, num_envs, GPU_TENSOR_CORES, threads)
     assert tile is not None
-    kernels = rollout_kernels(layout, build, len(networks))
+    ranges = RANGES.get(rollout)
+    kernels = rollout_kernels(layout, build, len(networks), ranges)
     before = inline_includes('#include "kernel.cuh"', "generated header", None) + arguments_source(kernels)
-    return before + tile.source(build, GPU_TENSOR_CORES, min(2, tile.blocks(GPU_TENSOR_CORES)))
+    return before + tile.source(build, GPU_TENSOR_CORES, min(2, tile.blocks(GPU_TENSOR_CORES)), ranges)
 
 
 def plain_text(name: str) -> str:

@@ -199,6 +199,60 @@ def test_the_table_of_goals_of_tag_continuous_is_what_was_measured() -> None:
     assert len(rows) == 8 and [row for row in rows if row not in TEXT] == []
 
 
+def goals_of_five_taggers() -> Iterator[str]:
+    """As ``goals_of_tag_continuous``, with returns of runners from trained taggers too; the last line is of scripts."""
+    measured = results("tag_continuous-5-goals.json")
+    of_runners = ("trained - flee", "trained - trained", "pursuit - trained", "random - trained")
+    for run in measured["runs"].values():
+        shares = [f"{run['pairings'][name]['tagged_all']:.1%}" for name in ("trained - random", *of_runners[:3])]
+        returns = [f"{run['pairings'][name]['return_runner']:.2f}" for name in of_runners]
+        yield f"| {run['seed']} | {' | '.join(shares)} | {' | '.join(returns)} |"
+    scripts = measured["scripts"]["tag_continuous-5"]
+    random, flee = (f"{scripts[name]['tagged_all']:.1%}" for name in ("pursuit - random", "pursuit - flee"))
+    returns = [f"{scripts[name]['return_runner']:.2f}" for name in ("pursuit - flee", "random - flee")]
+    yield f"| pursuit, flee | {random} | {flee} |  |  |  |  | {' | '.join(returns)} |"
+
+
+def test_the_table_of_five_taggers_is_what_was_measured() -> None:
+    rows = list(goals_of_five_taggers())
+    assert len(rows) == 5 and [row for row in rows if row not in TEXT] == []
+
+
+def options_of_tag_continuous() -> Iterator[str]:
+    """One line for each network, and for training without opponents."""
+    columns = {"trained - flee": "tagged_all", "trained - trained": "tagged_all"}
+    columns |= dict.fromkeys(("pursuit - trained", "random - trained"), "return_runner")
+    for row in results("tag_continuous-options.json")["rows"]:
+        cells = [row["option"], str(len(row["runs"])), f"{row['seconds']} s"]
+        for pairing, metric in columns.items():
+            found = [run["pairings"][pairing][metric] for run in row["runs"]]
+            digits = ".0%" if metric == "tagged_all" else ".2f"
+            mean, low, high = (format(value, digits) for value in (statistics.fmean(found), min(found), max(found)))
+            cells.append(mean if len(found) == 1 else f"{mean} ({low} … {high})")
+        yield f"| {' | '.join(cells)} |"
+
+
+def test_the_table_of_options_of_tag_continuous_is_what_was_measured() -> None:
+    rows = list(options_of_tag_continuous())
+    assert len(rows) == 4 and [row for row in rows if row not in TEXT] == []
+
+
+def partners() -> Iterator[str]:
+    """One line for each kitchen: self-play, cross-play, their difference, the lowest mean of two different runs."""
+    for row in results("crossplay.json")["rows"]:
+        found = row["self_and_cross_play"]
+        cells = [
+            f"{found[key]:.1f} ± {found[f'{key}_standard_error']:.1f}" for key in ("self_play", "cross_play", "gap")
+        ]
+        lowest = min(mean for i, means in enumerate(row["mean"]) for k, mean in enumerate(means) if i != k)
+        yield f"| {row['row']} | {' | '.join(cells)} | {lowest:.1f} |"
+
+
+def test_the_table_of_partners_is_what_was_measured() -> None:
+    rows = list(partners())
+    assert len(rows) == 5 and [row for row in rows if row not in TEXT] == []
+
+
 def test_the_tables_of_societies_are_what_was_measured() -> None:
     modules = "figures", "preset_runs", "commons", "economy_taxes"
     with imported_script(SCRIPTS / "societies.py", *modules) as societies:
