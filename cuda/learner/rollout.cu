@@ -47,7 +47,7 @@ struct MaskParameters {
 };
 struct Begin {
     const rollout_Arguments& args;
-    i64 range;
+    int range;
     template <class P>
     HD void operator()(P& policy) const {
         policy.begin(args, range);
@@ -110,18 +110,18 @@ HD StepOutputs outputs_of(const rollout_Arguments& args, i64 t) {
 
 // A block's environments, of one range with an opponent or members of populations, or of none.
 struct BlockEnvs {
-    i64 first, end, range;
+    i64 first, end;
+    int range;
 
     HD static BlockEnvs of(const rollout_Arguments& args) {
-        i64 block = blockIdx.x;
 #if HAS_RANGES
-        i64 before = (args.first_range + ENVS_PER_BLOCK - 1) / ENVS_PER_BLOCK - block;  // blocks up to the first range
-        if (before > 0) return {block * ENVS_PER_BLOCK, args.first_range, -1};
-        i64 blocks = (args.range_size + ENVS_PER_BLOCK - 1) / ENVS_PER_BLOCK, range = -before / blocks;
-        i64 first = args.first_range + range * args.range_size;
-        return {first + -before % blocks * ENVS_PER_BLOCK, first + args.range_size, range};
+        int block = (int)blockIdx.x - args.blocks_before_ranges;
+        if (block < 0) return {blockIdx.x * (i64)ENVS_PER_BLOCK, args.first_range, -1};
+        int range = block / args.blocks_per_range;
+        i64 first = args.first_range + range * args.range_size, before = range * (i64)args.blocks_per_range;
+        return {first + (block - before) * ENVS_PER_BLOCK, first + args.range_size, range};
 #else
-        return {block * ENVS_PER_BLOCK, args.num_envs, -1};
+        return {blockIdx.x * (i64)ENVS_PER_BLOCK, args.num_envs, -1};
 #endif
     }
 };

@@ -40,7 +40,7 @@ struct OpponentTensors {
 // Of a population, whose members take turns: each acts in so many ranges, then the next.
 struct MemberTensors {
     StackedTensors members;
-    i64 count, ranges_each;
+    int count, ranges_each;
 };
 #endif
 
@@ -79,7 +79,7 @@ struct RolloutPolicy {
     HD static int agent_of(int row) { return row / OWN_AGENTS * NUM_AGENTS + own_agent(row % OWN_AGENTS); }
 
     // In a range of environments with an opponent or members of populations; -1: in none.
-    HD void begin(const rollout_Arguments& args, [[maybe_unused]] i64 range) {
+    HD void begin(const rollout_Arguments& args, [[maybe_unused]] int range) {
         PolicyTensors own = {POLICY_TENSORS};
 #if HAS_OPPONENTS
         const OpponentTensors opponents = {POLICY_OPPONENTS};

@@ -19,7 +19,7 @@ from gpu_vecenv.compile.backends import LaunchShape, TensorCores, group_constant
 from gpu_vecenv.compile.codegen import inline_includes, stepping_source
 from gpu_vecenv.compile.engine_kernels import BuildOptions, state_arguments
 from gpu_vecenv.compile.function_manager import Program
-from gpu_vecenv.declare.field import boolean, f32, f64, i64
+from gpu_vecenv.declare.field import boolean, f32, f64, i32, i64
 from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar
 from gpu_vecenv.declare.layout import GameLayout
 from gpu_vecenv.engine.sampler import Sampler, Squash
@@ -254,6 +254,7 @@ def rollout_kernels(
     of_ranges: list[Array | Scalar] = []
     if ranges is not None:
         of_ranges = [Scalar("first_range", i64), Scalar("range_size", i64)]
+        of_ranges += [Scalar("blocks_before_ranges", i32), Scalar("blocks_per_range", i32)]
     for k in range(num_policies):
         if ranges == "opponents":
             of_ranges += [
@@ -263,7 +264,7 @@ def rollout_kernels(
             of_ranges.append(Array(f"opponent_plays_{k}", boolean, const=True))
             of_ranges += [Scalar(f"opponent_{name}_{k}", i64) for name in STRIDES]
         if ranges == "populations":
-            of_ranges += [Scalar(f"{name}_{k}", i64) for name in ("members", "ranges_each")]
+            of_ranges += [Scalar(f"{name}_{k}", i32) for name in ("members", "ranges_each")]
             of_ranges += [Scalar(f"member_{name}_{k}", i64) for name in STRIDES]
     rollout = KernelSignature(
         "rollout",
@@ -457,20 +458,22 @@ class FusedRollout:
         kind: RangeKind | None = "opponents" if opponents is not None else "populations" if cells > 1 else None
         program = rollout_program(env, tile, sampler.squash, ranges=kind)
         blocks, of_ranges = -(-env.num_envs // tile.envs), dict[str, Any]()
-        if opponents is not None:  # a block has environments of one range
-            ranges = opponents.ranges
-            blocks = -(-ranges.first // tile.envs) + ranges.count * -(-ranges.size // tile.envs)
-            of_ranges = {"first_range": ranges.first, "range_size": ranges.size}
+        if kind is not None:  # a block has environments of one range
+            first, size = 0, env.num_envs // cells
+            if opponents is not None:
+                first, size = opponents.ranges.first, opponents.ranges.size
+            before, each = -(-first // tile.envs), -(-size // tile.envs)
+            blocks = before + (env.num_envs - first) // size * each
+            of_ranges = {"first_range": first, "range_size": size}
+            of_ranges |= {"blocks_before_ranges": before, "blocks_per_range": each}
+        if opponents is not None:
             for k, own in enumerate(self.kernels):
                 given = opponents.rollout_tensors(own.policy.view.name)
                 of_ranges |= {f"opponent_{name}_{k}": value for name, value in given.items()}
         elif kind == "populations":
-            size, left = env.num_envs // cells, cells
-            blocks = cells * -(-size // tile.envs)
-            of_ranges = {"first_range": 0, "range_size": size}
             for k, (population, tensors) in enumerate(zip(populations, self._members, strict=True)):
-                left //= len(population)
-                of_ranges |= {f"members_{k}": len(population), f"ranges_each_{k}": left}
+                cells //= len(population)
+                of_ranges |= {f"members_{k}": len(population), f"ranges_each_{k}": cells}
                 of_ranges |= {f"member_{n}_{k}": value for n, value in zip(STRIDES, tensors.strides, strict=True)}
         sizes = torch.zeros(2, dtype=torch.int64, device=env.device)
         program.launch("rollout_layout", 1, out=sizes)
