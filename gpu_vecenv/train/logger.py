@@ -17,6 +17,7 @@ from gpu_vecenv.files import replace_file
 from gpu_vecenv.progress import OnProgress
 from gpu_vecenv.train.metrics import NonFiniteMetric, NonFiniteMetrics
 from gpu_vecenv.train.plots import EPISODE_METRICS, METRICS_FILE
+from gpu_vecenv.train.populations import without_members
 
 NONFINITE_FILE = "nonfinite.csv"
 NO_COLUMNS: Mapping[str, type] = MappingProxyType({})
@@ -104,7 +105,9 @@ class RunLog:
         if self._wandb is not None:
             self._wandb.log(numbers, step=step)
         returns = " ".join(
-            f"{k.removeprefix('return_')} {v:.2f}" for k, v in numbers.items() if k.startswith("return_")
+            f"{name.removeprefix('return_')} {numbers[name]:.2f}"
+            for name in without_members(numbers)
+            if name.startswith("return_")
         )
         shown = f"return: {returns}  episode: {numbers.get('episode_length', 0):.0f} steps"
         if first := numbers["first_episodes"]:

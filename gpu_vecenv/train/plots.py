@@ -25,6 +25,7 @@ from gpu_vecenv.train.evaluation_curves import (
     read_random_returns,
     roles_that_learn,
 )
+from gpu_vecenv.train.populations import members_of_metric, without_members
 
 METRICS_FILE = "metrics.csv"
 CONFIG_FILE = "config.json"  # the game, hyper-parameters and sizes, to be read by people: checkpoints have them too
@@ -36,6 +37,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 DASHES = ("-", "--", ":", "-.")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")  # of opponents
 RANDOM_STYLE: dict[str, Any] = {"color": "#777777", "linestyle": (0, (1, 1)), "linewidth": 1.5}
+MEMBER_STYLE: dict[str, Any] = {"linewidth": 0.8, "alpha": 0.4}  # beside that of the group
 LEARNS_TOO = "in training the opponent learns too"
 X = Literal["env_steps", "seconds", "both"]
 Rows: TypeAlias = list[dict[str, float]]
@@ -107,14 +109,16 @@ def plot_runs(
     interpolated. Iterations without finished episodes are skipped for the metrics of episodes, and so are those before
     the first episodes of all environments have ended.
 
-    The panel of a role's return also has its evaluations against fixed opponents, as lines with markers, and random
-    play, as a horizontal line. Its title says where other roles learn while it trains.
+    The panel of a role's return also has the members of its population, as thin lines, its evaluations against fixed
+    opponents, as lines with markers, and random play, as a horizontal line. Its title says where other roles learn
+    while it trains.
 
     Args:
         runs: Folders with a metrics.csv.
         out: The image, .png or .svg; its folder is created if necessary.
         metrics: Columns of metrics.csv, and returns in evaluations; by default the return of each role, or agent that
-            is evaluated, and the episode length, without those that no run has or whose values never change.
+            is evaluated, and the episode length, without those of single members of populations and those that no run
+            has or whose values never change.
         x: "env_steps", or "seconds" of training; "both": a column of panels for each.
         smooth: Number of rows of a trailing mean.
 
@@ -165,6 +169,9 @@ def plot_runs(
         scale, x_label = _unit(one_x, max((row[one_x] for row in rows if one_x in row), default=0))
         for group in groups:
             runs_with_metric = [run for run in group.runs if run and name in run[0]]
+            for run in runs_with_metric:
+                for member in members_of_metric(name, run[0]):
+                    _draw(axes, [_curve(run, member, one_x, scale, smooth)], {**group.style, **MEMBER_STYLE})
             _draw(axes, [_curve(run, name, one_x, scale, smooth) for run in runs_with_metric], group.style)
         title, unit = _title_and_unit(name)
         if name.startswith("return_"):
@@ -269,7 +276,7 @@ def _chosen_metrics(groups: Sequence[Group], metrics: Sequence[str]) -> list[str
     known |= evaluated
     wanted = list(dict.fromkeys(metrics))
     if not wanted:
-        default = [name for name in known if name.startswith("return_")] + ["episode_length"]
+        default = [name for name in without_members(known) if name.startswith("return_")] + ["episode_length"]
         wanted = [name for name in default if _is_informative(groups, name)] or default[:1]
     for name in wanted if known or metrics else ():
         if name not in known:

@@ -8,6 +8,7 @@ member has the environments of all cells in its row of the grid.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -18,6 +19,8 @@ from gpu_vecenv.train.env_ranges import EnvRanges
 from gpu_vecenv.train.learner_config import LearnerConfig
 from gpu_vecenv.train.policy_specs import PolicySpec
 from gpu_vecenv.train.ppo import PPOConfig
+
+MEMBER_METRIC = re.compile(r"(.+)_p\d+")  # return_runner_p2 is one of return_runner, see ``member_name``
 
 
 class Member(NamedTuple):
@@ -41,6 +44,18 @@ def num_cells(specs: Mapping[str, PolicySpec]) -> int:
 def member_name(policy: str, number: int, population: int) -> str:
     """The name of a member in a trainer: "tagger", or "tagger_p0" in a population."""
     return policy if population == 1 else f"{policy}_p{number}"
+
+
+def members_of_metric(metric: str, names: Iterable[str]) -> list[str]:
+    """Of the names of metrics those of single members of the population that ``metric`` is of."""
+    return [name for name in names if (match := MEMBER_METRIC.fullmatch(name)) and match[1] == metric]
+
+
+def without_members(metrics: Iterable[str]) -> list[str]:
+    """The names of metrics without those of single members of populations."""
+    names = list(metrics)
+    members = {member for name in names for member in members_of_metric(name, names)}
+    return [name for name in names if name not in members]
 
 
 def members_of(specs: Mapping[str, PolicySpec], num_envs: int) -> dict[str, Member]:

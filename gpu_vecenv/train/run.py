@@ -34,6 +34,7 @@ from gpu_vecenv.train.host_kernels import HostKernels
 from gpu_vecenv.train.logger import rate_text
 from gpu_vecenv.train.parallel_trainers import ParallelTrainers
 from gpu_vecenv.train.plots import METRICS_FILE, plot_runs
+from gpu_vecenv.train.populations import without_members
 from gpu_vecenv.train.run_folder import (
     CURVE_FILE,
     SEEDS_FILE,
@@ -236,7 +237,7 @@ def _progress(active: Sequence[Run], results: Sequence[Mapping[str, Any] | NonFi
     found = [result for result in results if not isinstance(result, NonFiniteError)]
     rate = sum(metrics["agent_steps_per_s"] for metrics in found)
     returns = []
-    for name in (name for name in (found[0] if found else ()) if name.startswith("return_")):
+    for name in (name for name in without_members(found[0] if found else ()) if name.startswith("return_")):
         values = [metrics[name] for metrics in found if math.isfinite(metrics[name])]
         if values:
             role = name.removeprefix("return_")

@@ -27,9 +27,17 @@ def middle(returns: list[float]) -> str:
     return f"{found.value:.1f} [{found.low:.1f}, {found.high:.1f}]"
 
 
+# What is in the first column -> the file.
+GOALS_OF_TAG_GRIDWORLD = {
+    "the preset, CPU": "tag_gridworld-goals-cpu.json",
+    "the preset, H200": "tag_gridworld-goals-h200.json",
+    "`make train`, CPU": "tag_gridworld-goals-make-train-cpu.json",
+}
+
+
 def goals_of_tag_gridworld(place: str) -> str:
-    """The line of a device: shares of episodes in which the runner was caught."""
-    runs = results(f"tag_gridworld-goals-{place.lower()}.json")["runs"].values()
+    """The line of a training and device: shares of episodes in which the runner was caught."""
+    runs = results(GOALS_OF_TAG_GRIDWORLD[place])["runs"].values()
     columns = ("trained - random", "trained - flee", "trained - trained", "pursuit - trained")
     found = {pairing: [run["pairings"][pairing]["tagged_all"] for run in runs] for pairing in columns}
     cells = [f"{statistics.fmean(v):.1%} ({min(v):.1%} … {max(v):.1%})" for v in found.values()]
@@ -132,7 +140,7 @@ def test_pictures_are_small() -> None:
     assert max(path.stat().st_size for path in (DOCS / "results").glob("*.png")) < 60_000
 
 
-@pytest.mark.parametrize("place", ["CPU", "H200"])
+@pytest.mark.parametrize("place", GOALS_OF_TAG_GRIDWORLD)
 def test_the_table_of_goals_is_what_was_measured(place: str) -> None:
     assert goals_of_tag_gridworld(place) in TEXT
 
@@ -297,7 +305,7 @@ def options() -> Iterator[str]:
 
 def test_the_table_of_other_options_is_what_was_measured() -> None:
     rows = list(options())
-    assert len(rows) == 28 and [row for row in rows if row not in TEXT] == []
+    assert len(rows) == 38 and [row for row in rows if row not in TEXT] == []
 
 
 def test_each_table_names_the_commit_and_the_device_of_its_file() -> None:

@@ -157,6 +157,16 @@ def test_the_default_is_each_roles_return_and_the_length_of_episodes(tmp_path):
     assert len(lines_of(tmp_path / "deep" / "curve.svg")) == 3
 
 
+def test_members_of_a_population_are_thin_lines_in_the_panel_of_all(tmp_path):
+    rows = [{**row(i), "return_agent_p0": i - 1.0, "return_agent_p1": i + 1.0, "return_p2": 1.0 / i} for i in (1, 2, 3)]
+    plot_runs([written(tmp_path / "run", rows)], tmp_path / "curve.svg")
+    agent, other, _ = lines_of(tmp_path / "curve.svg")
+    assert [len(lines) for panel in (agent, other) for lines in panel.values()] == [3, 1]  # return_p2 is of no other
+    assert all(low[1] < high[1] for low, high in zip(*next(iter(agent.values()))[:2], strict=True))
+    plot_runs([tmp_path / "run"], tmp_path / "one.svg", metrics=["return_agent_p1"])
+    assert len(lines_of(tmp_path / "one.svg")) == 1
+
+
 def test_selected_metrics_are_plotted(tmp_path):
     folder = returning(tmp_path / "run", [1, 2], entropy_agent=1.5, agent_steps_per_s=1e6)
     asked = ["entropy_agent", "agent_steps_per_s"]
