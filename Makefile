@@ -53,7 +53,7 @@ help: ## list the targets
 
 train: $(VENV)/train.stamp ## install, then train the taggers of tag_gridworld
 	$(BIN)/gpu-vecenv train tag_gridworld --total-steps 2000000 \
-		--policies '{"runner": {"population": 8, "num_minibatches": 8}}' $(ARGS)
+		--policies '{"runner": {"population": 16, "num_minibatches": 4}}' $(ARGS)
 	@command -v gpu-vecenv >/dev/null || echo 'gpu-vecenv is not on the path of this shell: . $(VENV)/bin/activate'
 
 quick: $(VENV)/dev.stamp ## lint, types and the quick tests of the packages that changed: under a minute

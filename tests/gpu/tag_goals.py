@@ -9,7 +9,7 @@ training bit-identically. At the end it exits with 0 if every seed has reached e
 FOLDER/tag_goals.json has of each run its training time and of each pairing the share of episodes in which the taggers
 won, which is when everybody was tagged, steps and returns. FOLDER/checkpoints has the policies. Another game, network
 or hyper-parameter than that of the preset is --config '{"num_taggers": 5}', --learner '{"network": "mlp"}', and those
-of single roles are --policies '{"runner": {"population": 8}}', as of `gpu-vecenv train`; in another FOLDER. Of
+of single roles are --policies '{"runner": {"population": 16}}', as of `gpu-vecenv train`; in another FOLDER. Of
 populations the first members play.
 """
 
@@ -121,7 +121,7 @@ ROWS = {
         16,
         1000,
         (at_least("random", 0.97), at_least("flee", 0.85)),
-        {"runner": {"population": 8, "num_minibatches": 8}},
+        {"runner": {"population": 16, "num_minibatches": 4}},
     ),
     "tag_continuous": Row("tag_continuous", {}, {}, 8, 200, CONTINUOUS_GOALS),
     # Of the picture.
