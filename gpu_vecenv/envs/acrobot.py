@@ -66,7 +66,7 @@ class Acrobot(Env):
     sample_efficient_preset = MappingProxyType(
         {
             "num_envs": 16,
-            "total_steps": 400_000,
+            "total_steps": 1_000_000,
             "num_steps": 256,
             "num_epochs": 8,
             "num_minibatches": 16,
