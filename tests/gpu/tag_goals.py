@@ -2,6 +2,7 @@
 
 usage: python tests/gpu/tag_goals.py FOLDER [--device cuda] [--rows tag_gridworld,tag_continuous] [--max-seconds 480]
            [--seeds 8] [--first-seed 1000] [--at-once 4] [--config JSON] [--learner JSON] [--policies JSON]
+           [--no-opponents]
 
 It works for --max-seconds, keeps what it has in FOLDER and exits with 3 if more is left: the same command continues,
 training bit-identically. At the end it exits with 0 if every seed has reached every goal, else with 1.
@@ -143,6 +144,7 @@ class Options:
     eval_envs: int = 200  # environments of an evaluation, at most
     config: str = "{}"  # JSON: parameters of the game
     learner: str = "{}"  # JSON: hyper-parameters beside those of the preset, and num_envs
+    opponents: bool = True  # those of the preset, if it has any
     policies: str | None = None  # JSON: role -> hyper-parameters and population of its policy; by default the row's
 
     def seeds_of(self, row: Row) -> range:
@@ -211,7 +213,7 @@ def make_trainer(row: Row, seed: int, device: torch.device, options: Options) ->
     config = PPOConfig(**preset)
     changes = row.policies if options.policies is None else json.loads(options.policies)
     specs = {role: spec_of(config, changes.get(role, {})) for role in game.layout.present_roles}
-    opponents = preset_opponents(game, env.num_envs)
+    opponents = preset_opponents(game, env.num_envs) if options.opponents else None
     return Trainer(env, config, seed=seed, policies=specs, opponents=opponents)
 
 
