@@ -26,6 +26,7 @@ def goals() -> Iterator[ModuleType]:
 
 def options(goals: ModuleType, device: str, **changes: Any) -> Any:
     given = {"device": device, "rows": "tag_gridworld", "seeds": 2, "episodes": 3, "learner": SMALL, "config": "{}"}
+    given["policies"] = '{"runner": {"population": 2}}'
     return goals.Options(**{**given, **changes})
 
 
