@@ -64,7 +64,7 @@ def test_the_game_and_the_network_are_those_that_were_asked_for(goals: ModuleTyp
     small = {"num_envs": 2, "total_steps": 128, "num_steps": 64, "num_minibatches": 1, "hidden_sizes": [8]}
     config = json.dumps({"num_taggers": 1, "num_runners": 2, "max_steps": 5})
     given = options(goals, device, rows="tag_continuous", seeds=1, learner=json.dumps(small), config=config)
-    given = replace(given, first_seed=7)
+    given = replace(given, first_seed=7, policies=None)
     assert goals.main(tmp_path, given) == 1
     policy = load_policy(tmp_path / "checkpoints" / "tag_continuous-seed7.safetensors", device=device)
     assert policy.game == configure("tag_continuous", egocentric=True, **json.loads(config))
