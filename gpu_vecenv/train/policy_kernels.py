@@ -12,7 +12,6 @@ import torch
 from gpu_vecenv.train.env_ranges import EnvRanges, all_envs
 from gpu_vecenv.train.host_kernels import HostKernels, why_not_on_host
 from gpu_vecenv.train.kept_tensors import FlatTensors
-from gpu_vecenv.train.layers import parameters_of
 from gpu_vecenv.train.layerwise import LayerwiseKernels, why_not_layerwise
 from gpu_vecenv.train.learner_kernels import LossSettings
 from gpu_vecenv.train.perceptron import PerceptronKernels, is_plain, why_not_fused
@@ -141,11 +140,6 @@ class Forward:
         self._envs = envs = envs or all_envs(rollout.env.num_envs)
         self.kernels, self.states, self._context = kernels, states, RolloutContext(policy, rollout, envs=envs)
         self._launch = None if kernels is None else kernels.forward(num_envs=envs.size)  # of one range
-
-    def adopt(self) -> None:
-        """Let the kernels read the network's parameters, whose tensors a caller may have replaced."""
-        if self.kernels is not None:
-            self.kernels.parameters.adopt(parameters_of(self.policy.network))
 
     def __call__(self, t: int) -> None:
         """Step t's parameters, and its values unless ``finish`` computes them.

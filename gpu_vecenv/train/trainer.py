@@ -506,8 +506,6 @@ class Trainer:
         self._in_iteration = True
         if self._schedules is not None and self._schedules.apply(self._progress):
             self.rollout.refresh_last_step()
-        for forward in self._forward_passes:
-            forward.adopt()
         for learner in self.learners.values():
             learner.prepare_update(self.iteration)
         self.metrics_reader.begin_iteration()
