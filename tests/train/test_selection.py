@@ -127,7 +127,13 @@ def test_agents_of_a_role_play_together(device):
     """With policies of their own; a frozen one by its policy, also where the others of its role act randomly."""
     specs = {name: PolicySpec(train=name != "tagger_1") for name in ("tagger_0+tagger_2", "tagger_1", "runner")}
     trainer = Trainer(leaving(device), SMALL, policies=specs, seed=4)
-    selection = Selection(trainer, None, 6, 0, FixedOpponents(trainer, ["random"]))
+    opponents = FixedOpponents(trainer, ["random"])
+    random = {
+        match.role: {name for name, actor in opponents.role_policies(match).items() if actor is None}
+        for match in opponents.matches
+    }
+    assert random == {"tagger": {"runner"}, "runner": {"tagger_0", "tagger_2"}}
+    selection = Selection(trainer, None, 6, 0, opponents)
     assert selection.is_best()
     alone = [(["runner"], "return_tagger"), (["tagger_0", "tagger_2"], "return_runner")]
     scores = [trainer.evaluate(6, random_roles=random, seed=SEED)[name] for random, name in alone]
