@@ -26,6 +26,7 @@ from gpu_vecenv.engine.sampler import Sampler, Squash
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.errors import KernelCompileError
 from gpu_vecenv.files import cuda_folder
+from gpu_vecenv.train.kept_tensors import row_width
 from gpu_vecenv.train.opponents import Opponents
 from gpu_vecenv.train.perceptron import REGISTERS, Perceptron, PerceptronKernels, TileShape, is_plain
 from gpu_vecenv.train.policy_kernels import PolicyKernels
@@ -46,7 +47,6 @@ TENSORS = {"parameters": f32, "obs_mean": f64, "obs_var": f64, "return_mean": f6
 DTYPES = torch.float32, torch.float64  # of parameters and statistics
 RangeKind = Literal["opponents", "populations"]  # what ranges of environments have networks of their own for
 STRIDES = ("stride", "statistics_stride")  # from one range's or member's tensors to those of the next, in elements
-ALIGNMENT = 16  # bytes, of the tensors of each member
 
 
 @dataclass(frozen=True)
@@ -408,9 +408,7 @@ class MemberTensors:
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         given = [(name, tensor) for name, tensor in self.first.items() if tensor is not None]
         widths = {dtype: max((x.numel() for _, x in given if x.dtype == dtype), default=0) for dtype in DTYPES}
-        self.strides = [
-            -(-widths[dtype] * dtype.itemsize // ALIGNMENT) * ALIGNMENT // dtype.itemsize for dtype in DTYPES
-        ]
+        self.strides = [row_width(widths[dtype], dtype) for dtype in DTYPES]
         if len(kernels) == 1:
             return
         for name, tensor in given:

@@ -6,6 +6,13 @@ from collections.abc import Sequence
 
 import torch
 
+ROW_ALIGNMENT = 16  # bytes
+
+
+def row_width(size: int, dtype: torch.dtype) -> int:
+    """Elements from one row of ``size`` elements to the next, so that kernels may read all rows in vectors."""
+    return -(-size * dtype.itemsize // ROW_ALIGNMENT) * ROW_ALIGNMENT // dtype.itemsize
+
 
 class KeptTensors:
     """Tensors that stay where they are in memory, where kernels and CUDA graphs find them.

@@ -9,10 +9,9 @@ import torch
 from torch import nn
 
 from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.train.kept_tensors import row_width
 from gpu_vecenv.train.networks import ActorCritic
 from gpu_vecenv.train.policy import Policy
-
-ALIGNMENT = 16  # bytes
 
 
 def _tensors(policy: Policy) -> dict[str, torch.Tensor]:
@@ -65,7 +64,7 @@ class Snapshots:
         self._acting: dict[str, torch.Tensor] = {}
         device = next(iter(_tensors(policy).values())).device
         for key, size in sizes.items():
-            width = -(-size * dtypes[key].itemsize // ALIGNMENT) * ALIGNMENT // dtypes[key].itemsize
+            width = row_width(size, dtypes[key])
             self.rows[key] = torch.zeros((num_snapshots, width), dtype=dtypes[key], device=device)
             self._acting[key] = torch.zeros((num_actors, width), dtype=dtypes[key], device=device)
         self.actors = [self._actor(number) for number in range(num_actors)]

@@ -334,13 +334,14 @@ class Opponents:
                 values=None,
             )
             return
-        if snapshots.all_actors is not None:
+        numbers = self._weight_ranges(snapshots).numbers
+        if numbers and snapshots.all_actors is not None:
             mask = None if data.action_mask is None else view.mask(data.action_mask[t][pool][:, view.agents])
             outputs = snapshots.all_actors(view.obs(data.obs[t][pool]).unflatten(0, (ranges.count, -1)))
             parameters = snapshots.policy.distribution(outputs.flatten(0, 1), mask)
             view.write_parameters(parameters, self._outputs)
             return
-        for number in self._weight_ranges(snapshots).numbers:
+        for number in numbers:
             envs = ranges.envs(number)
             own = slice(envs.start - ranges.first, envs.stop - ranges.first)
             obs, actor = view.obs(data.obs[t][envs]), snapshots.actors[number]

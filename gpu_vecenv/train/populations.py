@@ -53,9 +53,8 @@ def members_of_metric(metric: str, names: Iterable[str]) -> list[str]:
 
 def without_members(metrics: Iterable[str]) -> list[str]:
     """The names of metrics without those of single members of populations."""
-    names = list(metrics)
-    members = {member for name in names for member in members_of_metric(name, names)}
-    return [name for name in names if name not in members]
+    known = dict.fromkeys(metrics)
+    return [name for name in known if not ((match := MEMBER_METRIC.fullmatch(name)) and match[1] in known)]
 
 
 def members_of(specs: Mapping[str, PolicySpec], num_envs: int) -> dict[str, Member]:

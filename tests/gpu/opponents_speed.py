@@ -46,7 +46,7 @@ def main() -> None:
     changes = QUICK if given.quick else {}
     measurements = Measurements(given, num_snapshots=SNAPSHOTS)
     for game in GAMES:
-        if game not in {row["game"] for row in measurements.rows}:
+        if sum(row["game"] == game for row in measurements.rows) < len(WAYS):
             measure(game, changes, given.quick, given.device, measurements)
 
 

@@ -76,6 +76,11 @@ def test_the_game_and_the_network_are_those_that_were_asked_for(goals: ModuleTyp
         goals.main(tmp_path, options(goals, device, rows="chess"))
 
 
+def test_the_policies_of_the_grid_are_those_of_make_train(goals: ModuleType) -> None:
+    policies = json.dumps(goals.ROWS["tag_gridworld"].policies)
+    assert f"--policies '{policies}'" in (SCRIPT.parents[2] / "Makefile").read_text(encoding="utf-8")
+
+
 def pairings(**shares: float) -> dict[tuple[str, str], dict[str, float]]:
     """Shares by "trained_flee", and returns that are those less 10."""
     found = {(name.split("_")[0], name.split("_")[1]): share for name, share in shares.items()}
