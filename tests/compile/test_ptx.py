@@ -44,7 +44,7 @@ from gpu_vecenv.train.convolution_kernels import (
     stack_source,
     why_not_convolution,
 )
-from gpu_vecenv.train.fused_rollout import RangeKind, choose_tile, rollout_kernels
+from gpu_vecenv.train.fused_rollout import rollout_kernels
 from gpu_vecenv.train.gru_kernels import GRU_BACKWARD, GRU_FORWARD, gru_source
 from gpu_vecenv.train.layers import LAYER_GRADIENTS
 from gpu_vecenv.train.layerwise_kernels import LAYER_PRODUCT, Layers, Product, layerwise_kernels, layerwise_source
@@ -54,6 +54,7 @@ from gpu_vecenv.train.policy import Precision
 from gpu_vecenv.train.ppo import PPOConfig, make_policy
 from gpu_vecenv.train.recurrent import CellKind
 from gpu_vecenv.train.recurrent_cells import CELLS_BACKWARD, CELLS_FORWARD, cells_source
+from gpu_vecenv.train.rollout_tiles import RangeKind, choose_tile
 
 USUAL = 90  # `make test-exhaustive` compiles the others, and all combinations of cases
 ARCHITECTURES = (75, 80, 86, USUAL, 100)

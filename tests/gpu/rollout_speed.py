@@ -21,10 +21,11 @@ from gpu_vecenv import VecEnv
 from gpu_vecenv.bench.games import compared_game
 from gpu_vecenv.compile.device import resolve_device
 from gpu_vecenv.engine.timing import captured, run_seconds, spread
-from gpu_vecenv.train.fused_rollout import RolloutTile, fused_rollout, rollout_program, rollout_tiles
+from gpu_vecenv.train.fused_rollout import fused_rollout, rollout_program
 from gpu_vecenv.train.perceptron import Perceptron, perceptron_of
 from gpu_vecenv.train.policy_specs import PolicySpec, policy_of_spec, resolve_specs
 from gpu_vecenv.train.ppo import PPOConfig
+from gpu_vecenv.train.rollout_tiles import RolloutTile, rollout_tiles
 from gpu_vecenv.train.trainer import Trainer
 
 SEPARATE = {"shared_trunk": False, "num_steps": 32, "hidden_sizes": (64, 64)}

@@ -60,6 +60,7 @@ SOURCES = (
     "gpu_vecenv/train/perceptron.py",
     "gpu_vecenv/train/policy_kernels.py",
     "gpu_vecenv/train/recurrent_cells.py",
+    "gpu_vecenv/train/rollout_tiles.py",
     "gpu_vecenv/engine/digest.py",
     "gpu_vecenv/compile/backends/cuda*.py",
     "gpu_vecenv/envs/*.py",

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -35,6 +35,8 @@ from gpu_vecenv.engine.digest import Digest
 from gpu_vecenv.engine.step_buffers import StepBuffers
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.train import policy_kernels
+from gpu_vecenv.train.opponents_config import OpponentsConfig
+from gpu_vecenv.train.policy_specs import PolicySpec
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.trainer import Trainer
 
@@ -93,24 +95,43 @@ GAMES: tuple[tuple[Game, dict[str, Any]], ...] = (
 CROWD = ("tag_continuous", {"num_taggers": 6, "num_runners": 214})
 HUGE = ("tag_continuous", {"num_taggers": 10, "num_runners": 1500, "num_neighbors": 45})
 TICKS, MAX_STEPS = 6, 4  # every environment passes an end
-# Game, its configuration, PPO's. A learner's kernels are made for a game's agents and actions, a network, a precision.
-LEARNT: tuple[tuple[Game, dict[str, Any], dict[str, Any]], ...] = (
-    ("tag_gridworld", {}, {}),
-    ("tag_gridworld", {}, {"shared_trunk": False, "precision": "bfloat16", "hidden_sizes": (40, 24)}),
-    ("tag_continuous", FEW, {"precision": "tf32", "hidden_sizes": (128, 120)}),  # several warps share a row
-    ("pendulum", {}, {"shared_trunk": False, "activation": "relu"}),
-    ("pendulum", {}, {"hidden_sizes": (1024,)}),  # too large for a block's memory: layer by layer
-    ("cartpole", {}, {"hidden_sizes": (256, 256), "precision": "bfloat16"}),  # with products of our own
-    ("tag_continuous", {}, {"hidden_sizes": (64, 64), "precision": "tf32"}),  # rollouts by groups of several warps
-    ("tag_continuous", FEW, {"network": "entities", "hidden_sizes": (24,)}),
-    ("tag_continuous", FEW, {"network": "gru", "hidden_sizes": (24, 64), "precision": "tf32"}),
-    ("tag_gridworld", {}, {"network": "gru", "hidden_sizes": (20,), "num_minibatches": 1}),  # padded units
-    ("pendulum", {}, {"network": "gru", "hidden_sizes": (128,), "precision": "bfloat16", "shared_trunk": False}),
-    ("tag_gridworld", {}, {"network": "lstm", "hidden_sizes": (33,), "precision": "bfloat16"}),
-    ("pendulum", {}, {"network": "gru", "hidden_sizes": (256,)}),  # a launch for each step
-    (Race, {}, {"shared_trunk": False, "normalize_obs": True}),
-    (Crew, {}, {"precision": "tf32", "normalize_obs": True, "normalize_returns": True}),
-    (Economy, {}, {}),
+
+
+class Learnt(NamedTuple):
+    """What is trained for an iteration. Kernels are made for a game's agents and actions, a network, a precision."""
+
+    game: Game
+    config: dict[str, Any]
+    changes: dict[str, Any]  # of PPO's configuration
+    trainer: Mapping[str, Any] = MappingProxyType({})  # other arguments of the trainer
+
+
+MEMBERS = {"policies": {"tagger": PolicySpec(), "runner": PolicySpec(population=3)}}
+OPPONENTS = {"opponents": OpponentsConfig(members=("snapshots", "random"), share=0.5, reassign_interval=1)}
+LEARNT = (
+    Learnt("tag_gridworld", {}, {}),
+    Learnt("tag_gridworld", {}, {"shared_trunk": False, "precision": "bfloat16", "hidden_sizes": (40, 24)}),
+    Learnt("tag_continuous", FEW, {"precision": "tf32", "hidden_sizes": (128, 120)}),  # several warps share a row
+    Learnt("pendulum", {}, {"shared_trunk": False, "activation": "relu"}),
+    Learnt("pendulum", {}, {"hidden_sizes": (1024,)}),  # too large for a block's memory: layer by layer
+    Learnt("cartpole", {}, {"hidden_sizes": (256, 256), "precision": "bfloat16"}),  # with products of our own
+    # Rollouts by groups of several warps.
+    Learnt("tag_continuous", {}, {"hidden_sizes": (64, 64), "precision": "tf32"}),
+    Learnt("tag_continuous", FEW, {"network": "entities", "hidden_sizes": (24,)}),
+    Learnt("tag_continuous", FEW, {"network": "gru", "hidden_sizes": (24, 64), "precision": "tf32"}),
+    Learnt("tag_gridworld", {}, {"network": "gru", "hidden_sizes": (20,), "num_minibatches": 1}),  # padded units
+    Learnt("pendulum", {}, {"network": "gru", "hidden_sizes": (128,), "precision": "bfloat16", "shared_trunk": False}),
+    Learnt("tag_gridworld", {}, {"network": "lstm", "hidden_sizes": (33,), "precision": "bfloat16"}),
+    Learnt("pendulum", {}, {"network": "gru", "hidden_sizes": (256,)}),  # a launch for each step
+    Learnt(Race, {}, {"shared_trunk": False, "normalize_obs": True}),
+    Learnt(Crew, {}, {"precision": "tf32", "normalize_obs": True, "normalize_returns": True}),
+    Learnt(Economy, {}, {}),
+    # Ranges of environments with weights of their own, in one launch and in several.
+    Learnt("tag_gridworld", {}, {"num_minibatches": 1}, MEMBERS),
+    Learnt("tag_gridworld", {}, {"precision": "bfloat16"}, OPPONENTS),
+    Learnt("tag_continuous", FEW, {"precision": "tf32", "hidden_sizes": (128, 120)}, OPPONENTS),
+    Learnt("tag_gridworld", {}, {"network": "gru", "num_minibatches": 1}, OPPONENTS),
+    Learnt("connect_four", {}, {"hidden_sizes": (1024,)}, OPPONENTS),
 )
 
 
@@ -222,8 +243,9 @@ class WrittenProducts(TorchDispatchMode):
         return operator(*args, **kwargs)
 
 
-def learn_game(device: str, game: Game, config: dict[str, Any], changes: dict[str, Any]) -> str:
-    """One iteration of training without graphs; the fingerprint of the advantages."""
+def learn_game(device: str, learnt: Learnt) -> str:
+    """Train without graphs, twice if opponents change; the fingerprint of the last advantages."""
+    game, config, changes, others = learnt
     env = VecEnv(
         gpu_vecenv.configure(game, **{"max_steps": MAX_STEPS, **config}),
         33,
@@ -234,11 +256,12 @@ def learn_game(device: str, game: Game, config: dict[str, Any], changes: dict[st
     settings = {"num_steps": 5, "num_epochs": 1, "num_minibatches": 3, "hidden_sizes": (8,), "total_steps": 10**6}
     policy_kernels.MIN_STEP_ROWS = 0  # kernels layer by layer also where torch would be faster
     with WrittenProducts():
-        trainer = Trainer(env, PPOConfig(**{**settings, **changes}), graphs=False)
-        trainer.train_iteration()
+        trainer = Trainer(env, PPOConfig(**{**settings, **changes}), graphs=False, **others)
+        for _ in range(2 if "opponents" in others else 1):
+            trainer.train_iteration()
     digest = Digest(env.functions, env.num_envs)
     digest.add(trainer.rollout.advantages.transpose(0, 1))
-    name = f"{env.game.name()} {env.num_agents} agents {' '.join(map(str, changes.values()))} learnt"
+    name = f"{env.game.name()} {env.num_agents} agents {' '.join(map(str, [*changes.values(), *others]))} learnt"
     trainer.close()
     return f"{name} {digest.hex()}"
 
@@ -255,7 +278,7 @@ def main() -> None:
         print(step_game(given.device, *case), flush=True)
         stepped += 1
     for learnt in LEARNT[given.part :: given.parts]:
-        print(learn_game(given.device, *learnt), flush=True)
+        print(learn_game(given.device, learnt), flush=True)
     print(f"stepped {stepped} environments")
 
 

@@ -18,20 +18,14 @@ from support.learning import batch_of
 import gpu_vecenv
 from gpu_vecenv.engine.sampler import Sampler
 from gpu_vecenv.envs.cartpole import Cartpole
-from gpu_vecenv.train.fused_rollout import (
-    STATIC_BYTES,
-    TILES,
-    FusedRollout,
-    RolloutTile,
-    fused_rollout,
-    why_not_fused,
-)
+from gpu_vecenv.train.fused_rollout import FusedRollout, fused_rollout, why_not_fused
 from gpu_vecenv.train.perceptron import PerceptronKernels, TileShape
 from gpu_vecenv.train.policy_kernels import Forward
 from gpu_vecenv.train.policy_specs import PolicySpec, policy_of_spec, resolve_specs
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.rollout_context import RolloutContext
 from gpu_vecenv.train.rollout_storage import Rollout
+from gpu_vecenv.train.rollout_tiles import STATIC_BYTES, TILES, RolloutTile
 from gpu_vecenv.train.trainer import Trainer
 
 NAN = float("nan")
