@@ -49,8 +49,9 @@ def unlooked() -> Iterator[None]:
 
 def steps(env: VecEnv) -> Callable[[], None]:
     """``STEPS`` launches of the step kernel, on tensors that it keeps; what the host looks at is looked at once."""
-    kept = buffers, actions = env.step_buffers(), env.sample_actions()
+    buffers = env.step_buffers()
     env.reset(seed=1, out=buffers)
+    actions = env.sample_actions()
     env.step(actions, out=buffers)
 
     launch = repeat_step(env)
@@ -60,7 +61,7 @@ def steps(env: VecEnv) -> Callable[[], None]:
             launch()
 
     again = captured(run, env.device)
-    return lambda: (again(), kept)[0]  # a graph knows addresses only
+    return lambda: (again(), buffers, actions)[0]  # a graph knows addresses only
 
 
 def microseconds(figure: str, times: Mapping[str, Sequence[float]]) -> dict[str, dict[str, Any]]:

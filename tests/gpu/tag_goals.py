@@ -2,7 +2,7 @@
 
 usage: python tests/gpu/tag_goals.py FOLDER [--device cuda] [--rows tag_gridworld,tag_continuous] [--max-seconds 480]
            [--seeds 8] [--first-seed 1000] [--at-once 4] [--config JSON] [--learner JSON] [--policies JSON]
-           [--no-opponents]
+           [--opponents JSON]
 
 It works for --max-seconds, keeps what it has in FOLDER and exits with 3 if more is left: the same command continues,
 training bit-identically. At the end it exits with 0 if every seed has reached every goal, else with 1.
@@ -11,7 +11,8 @@ FOLDER/tag_goals.json has of each run its training time and of each pairing the 
 won, which is when everybody was tagged, steps and returns. FOLDER/checkpoints has the policies. Another game, network
 or hyper-parameter than that of the preset is --config '{"num_taggers": 5}', --learner '{"network": "mlp"}', and those
 of single roles are --policies '{"runner": {"population": 16}}', as of `gpu-vecenv train`; in another FOLDER. Of
-populations the first members play.
+populations the first members play. Opponents other than the preset's are --opponents '{"sampling": "uniform"}', and
+none are --opponents null.
 """
 
 from __future__ import annotations
@@ -144,7 +145,7 @@ class Options:
     eval_envs: int = 200  # environments of an evaluation, at most
     config: str = "{}"  # JSON: parameters of the game
     learner: str = "{}"  # JSON: hyper-parameters beside those of the preset, and num_envs
-    opponents: bool = True  # those of the preset, if it has any
+    opponents: str = "{}"  # JSON: what those of the preset, if it has any, have beside it; null: none
     policies: str | None = None  # JSON: role -> hyper-parameters and population of its policy; by default the row's
 
     def seeds_of(self, row: Row) -> range:
@@ -211,9 +212,12 @@ def make_trainer(row: Row, seed: int, device: torch.device, options: Options) ->
     if "hidden_sizes" in preset:
         preset["hidden_sizes"] = tuple(preset["hidden_sizes"])
     config = PPOConfig(**preset)
-    changes = row.policies if options.policies is None else json.loads(options.policies)
-    specs = {role: spec_of(config, changes.get(role, {})) for role in game.layout.present_roles}
-    opponents = preset_opponents(game, env.num_envs) if options.opponents else None
+    policies = row.policies if options.policies is None else json.loads(options.policies)
+    specs = {role: spec_of(config, policies.get(role, {})) for role in game.layout.present_roles}
+    changes = json.loads(options.opponents)
+    opponents = None if changes is None else preset_opponents(game, env.num_envs)
+    if opponents is not None:
+        opponents = replace(opponents, **changes)
     return Trainer(env, config, seed=seed, policies=specs, opponents=opponents)
 
 

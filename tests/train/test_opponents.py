@@ -565,6 +565,27 @@ def test_a_resumed_trainer_goes_on_bit_by_bit(config, game, device, tmp_path):
     assert len({*whole.opponents.opponent.tolist()}) > 1
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("game", "opponents"),
+    [
+        ("tag_gridworld", EVERYTHING),  # several launches a step
+        ("tag_gridworld", members("snapshots", "random")),  # one launch for a rollout
+        (gpu_vecenv.configure("tag_continuous", num_taggers=2, num_runners=60, max_steps=5), POOL),  # by several warps
+    ],
+    ids=["everything", "one launch", "crowd"],
+)
+def test_graphs_do_what_their_launches_do(game, opponents):
+    """Opponents, their weights and their random numbers are those of each iteration, not those of the capture."""
+    one, eager = (trainer("cuda", opponents, game=game, graphs=graphs) for graphs in (True, False))
+    for _ in range(8):
+        one.train_iteration()
+        eager.train_iteration()
+    assert one.graphs and not eager.graphs
+    assert equal_bits(one.state()[0], eager.state()[0])
+    assert len({*one.opponents.opponent.tolist()}) > 1
+
+
 def test_weights_do_not_depend_on_when_metrics_are_read(device):
     states = []
     for interval in (1, 3):

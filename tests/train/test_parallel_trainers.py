@@ -10,6 +10,7 @@ from torch import nn
 
 import gpu_vecenv
 from gpu_vecenv.errors import ConfigError, NonFiniteError
+from gpu_vecenv.train.opponents_config import OpponentsConfig
 from gpu_vecenv.train.parallel_trainers import MAX_BRANCHES, ParallelTrainers
 from gpu_vecenv.train.policy_specs import PolicySpec
 from gpu_vecenv.train.ppo import PPOConfig
@@ -78,6 +79,21 @@ def test_each_trainer_is_bitwise_as_alone(log_interval, device):
     assert len(found[0][0]) == -(-ITERATIONS // log_interval)
     assert not equal_bits(found[0][1], found[1][1])
     assert_same(found, [trained(make(device, seed, **NORMALIZED), log_interval) for seed in (7, 8)])
+
+
+def with_opponents(device, seed):
+    env = gpu_vecenv.make("tag_gridworld", NUM_ENVS, device, max_steps=5, autoreset_mode="next_step")
+    changing = {"share": 0.5, "snapshot_interval": 2, "reassign_interval": 1}
+    return Trainer(env, CONFIG, seed=seed, opponents=OpponentsConfig(members=("snapshots", "random"), **changing))
+
+
+def test_opponents_of_each_trainer_are_as_alone(device):
+    """What they draw is of torch's operations, which are not joined: there is a branch for each trainer."""
+    trainers = [with_opponents(device, seed) for seed in (7, 8)]
+    together = ParallelTrainers(trainers)
+    found = trained_together(trainers, together)
+    assert not together.joins(trainers) and not equal_bits(found[0][1], found[1][1])
+    assert_same(found, [trained(with_opponents(device, seed)) for seed in (7, 8)])
 
 
 @pytest.mark.slow
