@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from gpu_vecenv.train.central_critic import Tower
 from gpu_vecenv.train.checkpoint import save_checkpoint
 from gpu_vecenv.train.encoders import EncodedActorCritic
 from gpu_vecenv.train.evaluation_curves import EVALUATION_FILE
-from gpu_vecenv.train.evaluation_tables import ALL_TRAINED
+from gpu_vecenv.train.evaluation_tables import ALL_TRAINED, Results
 from gpu_vecenv.train.fixed_policy import kinds_of
 from gpu_vecenv.train.game_policy import GamePolicy
 from gpu_vecenv.train.networks import ActorCritic
@@ -80,23 +79,25 @@ def export_hub(policy: GamePolicy, folder: Path, run: Path | None = None) -> lis
         replace_file(folder / name, (run / name).read_bytes())
         files.append(folder / name)
     results = json.loads((folder / EVALUATION_FILE).read_bytes()) if EVALUATION_FILE in copied else {}
-    card = model_card(policy, results.get(ALL_TRAINED, {}), curve=CURVE_FILE in copied)
+    card = model_card(policy, results, curve=CURVE_FILE in copied)
     replace_file(folder / CARD, card.encode())
     return [*files, folder / CARD]
 
 
-def model_card(policy: GamePolicy, results: Mapping[str, float], *, curve: bool) -> str:
+def model_card(policy: GamePolicy, results: Results, *, curve: bool) -> str:
     """The card as Markdown with the hub's metadata; its code loads the policies and acts.
 
     Args:
         policy: The policies.
-        results: What ``evaluate`` returned of them; may be empty.
+        results: Pairing -> what ``evaluate`` returned: "all trained", and of roles against fixed opponents, such as
+            "tagger against random"; may be empty.
         curve: Whether ``learning_curve.png`` lies beside it.
     """
     game, name = policy.game, policy.game.name()
     identifier = gymnasium_id(type(game))
     algorithms = sorted({config.algorithm for config in policy.configs.values()})
-    returns = {own: results[f"return_{own}"] for own in policy.policies if f"return_{own}" in results}
+    trained = results.get(ALL_TRAINED, {})
+    returns = {own: trained[f"return_{own}"] for own in policy.policies if f"return_{own}" in trained}
     metrics = [{"type": "mean_reward", "name": f"return_{own}", "value": value} for own, value in returns.items()]
     result = {
         "task": {"type": "reinforcement-learning", "name": "reinforcement-learning"},
@@ -120,6 +121,12 @@ def model_card(policy: GamePolicy, results: Mapping[str, float], *, curve: bool)
         spaces = game.layout.observation.spaces[role], game.layout.action.spaces[role]
         mean = f"{returns[own]:.4g}" if own in returns else "not evaluated"
         lines.append(f"| {own} | {spaces[0].dtype} {spaces[0].shape} | {spaces[1]} | {mean} |")
+    matches = [name for name in results if " against " in name]
+    if matches:
+        lines += ["", "| against fixed opponents | episodes | mean return |", "|---|---|---|"]
+    for match in matches:
+        found, (role, _) = results[match], match.split(" against ")
+        lines.append(f"| {match} | {found['episodes']:,.0f} | {found[f'return_{role}']:.4g} |")
     lines += ["", f"The game's configuration: `{game.layout.config}`. Hyperparameters: `{CONFIG}`.", ""]
     if curve:
         lines += [f"![returns during training]({CURVE_FILE})", ""]

@@ -316,13 +316,19 @@ def test_the_code_of_a_card_acts_like_the_policy(policy, tmp_path, monkeypatch):
 def test_the_metadata_of_a_card_is_yaml_with_the_returns(policy):
     yaml = pytest.importorskip("yaml")
     role = next(iter(policy.policies))
-    card = model_card(policy, {f"return_{role}": -1.25}, curve=True)
+    results = {
+        "all random": {"episodes": 7, f"return_{role}": -9.0},
+        f"{role} against random": {"episodes": 1200, f"return_{role}": 3.5, f"worst_return_{role}": -4.0},
+        "all trained": {"episodes": 7, f"return_{role}": -1.25},
+    }
+    card = model_card(policy, results, curve=True)
     _, metadata, text = card.split("---\n", 2)
     found = yaml.safe_load(metadata)
     assert found["library_name"] == "gpu_vecenv" and "reinforcement-learning" in found["tags"]
     (metric,) = found["model-index"][0]["results"][0]["metrics"]
     assert metric == {"type": "mean_reward", "name": f"return_{role}", "value": -1.25}
     assert "-1.25 |" in text and "learning_curve.png" in text
+    assert f"| {role} against random | 1,200 | 3.5 |" in text and "all random" not in text
 
 
 def test_a_policy_whose_configuration_is_unknown_has_no_card(policy, tmp_path):
