@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.envs.importing import absolute
-from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.errors import ConfigError, nearest
 from gpu_vecenv.train.evaluation import RolePolicy, actors_of, replaced
 from gpu_vecenv.train.fixed_policy import RANDOM, STILL, WORDS, FixedActor, noop_of
 from gpu_vecenv.train.game_policy import GamePolicy, load_policy, run_and_member
@@ -66,30 +66,40 @@ class Player(NamedTuple):
         return self.source not in WORDS and not names_script(self.source)
 
     @property
-    def text(self) -> str:
-        """What ``parsed`` takes, from any folder."""
-        whole = self.source
-        if self.source not in WORDS:
-            whole = absolute(whole) if self.is_script else str(Path(whole).resolve())
-        return f"{self.role}={whole}" if self.role else whole
+    def whole(self) -> str:
+        """The source, with a path from the root."""
+        if self.source in WORDS:
+            return self.source
+        return absolute(self.source) if self.is_script else str(Path(self.source).resolve())
 
     @property
-    def name(self) -> str:
-        """In metrics and checkpoints: the same for whole and relative paths."""
-        last = Path(self.source).name
-        return f"{self.role}={last}" if self.role else last
+    def text(self) -> str:
+        """What ``parsed`` takes, from any folder."""
+        return self._of_role(self.whole)
 
-    def names(self, game: Env) -> list[str]:
+    def name(self, parts: int = 1) -> str:
+        """In metrics and checkpoints: so many last parts of the path, the same for whole and relative ones."""
+        return self._of_role(str(Path(*Path(self.whole).parts[-parts:])))
+
+    def _of_role(self, source: str) -> str:
+        return f"{self.role}={source}" if self.role else source
+
+    def names(self, game: Env, *, agents: bool = True) -> list[str]:
         """The roles or agents of its actors, as ``actors`` names them but for agents of a role with several policies.
+
+        Args:
+            game: That is played.
+            agents: Whether single agents may be named.
 
         Raises:
             ConfigError: The game has no such role.
         """
         layout = game.layout
         names = self.role.split("+") if self.role else list(layout.present_roles)
-        known = [*layout.present_roles, *layout.agent_names]
+        known = [*layout.present_roles, *(layout.agent_names if agents else ())]
         if unknown := [name for name in names if name not in known]:
-            raise ConfigError(f"unknown role {unknown[0]!r} in {self.option}; the roles are {known}")
+            kind = "role or agent" if agents else "role"
+            raise ConfigError(f"unknown {kind} {unknown[0]!r} in {self.option}; {nearest(unknown[0], known)}")
         return names
 
     def actors(self, game: Env, **options: Any) -> dict[str, RolePolicy]:
@@ -143,15 +153,31 @@ class Player(NamedTuple):
         return loaded
 
 
-def parsed_players(option: str, texts: Sequence[str], game: Env) -> list[Player]:
+def distinct_names(players: Sequence[Player]) -> list[str]:
+    """A name of each: the last part of its path, or as many as tell it from the others."""
+    parts = [1] * len(players)
+    longest = max((len(Path(player.whole).parts) for player in players), default=1)
+    for _ in range(longest):
+        names = [player.name(count) for player, count in zip(players, parts, strict=True)]
+        parts = [count + (names.count(name) > 1) for name, count in zip(names, parts, strict=True)]
+    return names
+
+
+def parsed_players(option: str, texts: Sequence[str], game: Env, *, agents: bool = True) -> list[Player]:
     """What the values of an option name, each of which plays other agents.
+
+    Args:
+        option: For errors.
+        texts: The values.
+        game: That is played.
+        agents: Whether they may name single agents.
 
     Raises:
         ConfigError: As of ``Player.parsed`` and ``Player.names``, or an agent is named twice.
     """
     found = [Player.parsed(option, text) for text in texts]
-    agents = [agent for player in found for agent in agents_of(game, player.names(game))]
-    if twice := [agent for agent in agents if agents.count(agent) > 1]:
+    numbers = [agent for player in found for agent in agents_of(game, player.names(game, agents=agents))]
+    if twice := [agent for agent in numbers if numbers.count(agent) > 1]:
         raise ConfigError(
             f"{option} is {' '.join(texts)}, which names {game.layout.agent_names[twice[0]]} twice; expected each role "
             f"once, such as {list(game.layout.present_roles)[-1]}={RANDOM}"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpu_vecenv.cli.actors import HOW, Player
+from gpu_vecenv.cli.actors import HOW, Player, distinct_names
 from gpu_vecenv.declare.config import check_fields, param
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.errors import ConfigError
@@ -23,6 +23,7 @@ OPTIONS = {
     "sampling": "opponents_sampling",
     "num_ranges": "opponents_ranges",
 }
+OF_SNAPSHOTS, NO_SNAPSHOTS = ("num_snapshots", "snapshot_interval", "snapshot_gain"), "no opponent is a snapshot"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +56,24 @@ class OpponentOptions:
         names = [field.name for field in dataclasses.fields(OpponentsConfig)]
         values = {name: getattr(self, OPTIONS.get(name, name)) for name in names}
         with errors_name_options():
-            return OpponentsConfig(**{**values, "members": tuple(_member(game, text) for text in self.opponents)})
+            return OpponentsConfig(**{**values, "members": _members(game, self.opponents)})
+
+    def check_used(self, defaults: Sequence[OpponentOptions]) -> None:
+        """Refuse options that would do nothing.
+
+        Args:
+            defaults: What the options may have been without being given.
+
+        Raises:
+            ConfigError: One is given without the opponents that it is for.
+        """
+        if SNAPSHOTS in self.opponents:
+            return
+        names = [option.name for option in dataclasses.fields(self) if option.name != "opponents"]
+        lacks, idle = ("there are no opponents", names) if not self.opponents else (NO_SNAPSHOTS, OF_SNAPSHOTS)
+        for name in idle:
+            if (value := getattr(self, name)) not in [getattr(own, name) for own in defaults]:
+                raise ConfigError(f"{name} is {value}, but {lacks}; add {SNAPSHOTS} to --opponents, or leave it out")
 
     @classmethod
     def of_config(cls, config: OpponentsConfig) -> OpponentOptions:
@@ -95,9 +113,11 @@ def _whole(text: str) -> str:
     return text if text in MEMBERS else Player.parsed("opponents", text).text
 
 
-def _member(game: Env, text: str) -> str | Opponent:
-    """What a value of --opponents stands for."""
-    if text in MEMBERS:
-        return text
-    player = Player.parsed("opponents", text, f"{SNAPSHOTS}, {HOW}")
-    return Opponent(name=player.name, actors=player.actors(game, device="cpu"))
+def _members(game: Env, texts: Sequence[str]) -> tuple[str | Opponent, ...]:
+    """What the values of --opponents stand for."""
+    players = {text: Player.parsed("opponents", text, f"{SNAPSHOTS}, {HOW}") for text in texts if text not in MEMBERS}
+    names = dict(zip(players, distinct_names(list(players.values())), strict=True))
+    return tuple(
+        Opponent(name=names[text], actors=players[text].actors(game, device="cpu")) if text in players else text
+        for text in texts
+    )

@@ -51,6 +51,7 @@ from gpu_vecenv.train.fixed_opponents import parsed_scripts
 from gpu_vecenv.train.fixed_policy import FUNCTION, RANDOM, FixedPolicy, stored_actors
 from gpu_vecenv.train.learner_config import LearnerConfig
 from gpu_vecenv.train.opponent_ranges import preset_opponents
+from gpu_vecenv.train.opponents_config import OpponentsConfig
 from gpu_vecenv.train.policy import Policy
 from gpu_vecenv.train.policy_specs import RUN_WIDE_KEYS, PolicySpec, Sharing, names_of_policies, resolve_specs
 from gpu_vecenv.train.populations import num_cells, stored_members, stored_populations
@@ -95,7 +96,7 @@ class Train(DeviceOptions, Generic[GameT, ConfigT]):
     population: int = param(1, low=1)  # policies to train in place of each, in equal shares of the environments
     policies: str = "{}"  # hyper-parameters of single policies, as JSON: {"tagger": {"learning_rate": 0.001}}
     # roles that are not trained, with what plays them: tagger=runs/old, tagger=random, tagger=still or
-    # tagger=file.py:function, or without ROLE= all roles
+    # tagger=file.py:function
     frozen: tuple[str, ...] = ()
     reward: str | None = None  # function that gives the rewards: module:name or file.py:name; None: the game's rewards
     schedules: str | None = None  # Curriculum, or what makes one: module:name, file.py:name, or JSON; "{}": none
@@ -153,6 +154,7 @@ class Train(DeviceOptions, Generic[GameT, ConfigT]):
             make_env = self._env_maker(game, specs, device, world, len(seeds))
             reward = None if self.reward is None else imported("reward", self.reward)
             how: dict[str, Any] = {"reward": reward, "graphs": self.graphs, "policies": specs}
+            self.opposition.check_used([OpponentOptions(), _preset_opponents(type(game), self.num_envs)])
             how["opponents"] = self.opposition.config(game)
             how["curriculum"] = curriculum_of(self.schedules)
             if world.rank == 0:
@@ -200,11 +202,13 @@ class Train(DeviceOptions, Generic[GameT, ConfigT]):
 
     def _policy_specs(self, game: Env) -> dict[str, PolicySpec]:
         roles = list(game.layout.present_roles)
-        players = parsed_players("frozen", self.frozen, game)
+        players = parsed_players("frozen", self.frozen, game, agents=False)
         frozen = [name for player in players for name in player.names(game)]
         trained = [role for role in roles if role not in frozen]
-        if unknown := set(frozen) - set(roles):
-            raise ConfigError(f"unknown role {', '.join(map(repr, sorted(unknown)))} in frozen; the roles are {roles}")
+        if not trained:
+            raise ConfigError(
+                f"frozen is {' '.join(self.frozen)}; expected one of the roles {roles} to be left to train"
+            )
         names = names_of_policies(game, self.sharing, trained)
         by_role = trained if self.sharing == "agent" else []  # for the policies of all agents of a role
         changes = self._policy_changes([*by_role, *names])
@@ -230,7 +234,8 @@ class Train(DeviceOptions, Generic[GameT, ConfigT]):
         if not isinstance(changes, dict) or not all(isinstance(value, dict) for value in changes.values()):
             raise ConfigError(f'policies is {self.policies!r}; expected JSON like {{"tagger": {{"gamma": 0.9}}}}')
         if unknown := set(changes) - set(names):
-            raise ConfigError(f"unknown policy {', '.join(map(repr, sorted(unknown)))}; the policies are {names}")
+            listed = ", ".join(map(repr, sorted(unknown)))
+            raise ConfigError(f"unknown policy {listed} in policies; those that are trained are {names}")
         known = {"population", *(option.name for option in dataclasses.fields(self.learner))}
         for name, values in changes.items():
             if wrong := set(values) - known:
@@ -317,8 +322,11 @@ def _default_opponents(selection: _Selection, game: type[Env], num_envs: int | L
     others = selection.algorithm != "ppo" or selection.preset != "fast" or selection.frozen
     if not game.preset_opponents or others or selection.population > 1 or num_processes() > 1:
         return OpponentOptions()
-    count = num_envs if selection.num_envs is None else selection.num_envs
-    config = preset_opponents(game(), None if count == "auto" else count)
+    return _preset_opponents(game, num_envs if selection.num_envs is None else selection.num_envs)
+
+
+def _preset_opponents(game: type[Env], num_envs: int | Literal["auto"]) -> OpponentOptions:
+    config = preset_opponents(game(), None if num_envs == "auto" else num_envs)
     return OpponentOptions() if config is None else OpponentOptions.of_config(config)
 
 
@@ -407,10 +415,20 @@ class Resume(DeviceOptions):
         source = settings["reward"] if self.reward is None else self.reward
         reward = None if source is None else imported("reward", source)
         how = {"seed": manifest["seed"], "reward": reward, "graphs": settings["graphs"]}
-        how["opponents"] = OpponentOptions.of_settings(settings["opponents"]).config(env.game)
+        how["opponents"] = self._opponents(settings, env.game)
         how["curriculum"] = curriculum_of(settings["curriculum"] if self.schedules is None else self.schedules)
         with errors_name_options():
             return Trainer(env, dataclasses.replace(own, **changes), policies=specs, **how)
+
+    def _opponents(self, settings: Mapping[str, Any], game: Env) -> OpponentsConfig | None:
+        """Those of the run. Weights and results are of the checkpoint; what they play is opened again."""
+        options = OpponentOptions.of_settings(settings["opponents"])
+        try:
+            return options.config(game)
+        except ConfigError as error:
+            raise ConfigError(
+                f"an opponent of {self.resume} cannot be opened again: {error}. A resumed run needs it where it was"
+            ) from error
 
 
 def _check_watch(watch: bool, world: World) -> None:

@@ -582,15 +582,15 @@ REFUSED = {
     ),
     "an unknown policy": (
         'train tag_gridworld --policies {"taggr":{}}',
-        r"unknown policy 'taggr'; the policies are \['tagger', 'runner'\]",
+        r"unknown policy 'taggr' in policies; those that are trained are \['tagger', 'runner'\]",
     ),
     "a shared policy where none is shared": (
         'train tag_gridworld --policies {"tagger+runner":{}}',
-        r"unknown policy 'tagger\+runner'; the policies are \['tagger', 'runner'\]",
+        r"unknown policy 'tagger\+runner' in policies; those that are trained are \['tagger', 'runner'\]",
     ),
     "a policy of its own where all share one": (
         'train tag_gridworld --sharing all --policies {"tagger":{"clip":0.1}}',
-        r"unknown policy 'tagger'; the policies are \['tagger\+runner'\]",
+        r"unknown policy 'tagger' in policies; those that are trained are \['tagger\+runner'\]",
     ),
     "an unknown key of a policy": (
         'train tag_gridworld --policies {"tagger":{"lerning_rate":0.1}}',
@@ -618,15 +618,35 @@ REFUSED = {
     ),
     "a frozen role that there is not": (
         "train tag_gridworld --frozen taggr=random",
-        r"unknown role 'taggr' in frozen; the roles are \['tagger', 'runner'",
+        "unknown role 'taggr' in frozen; nearest: tagger",
     ),
     "an agent that is frozen": (
         "train tag_gridworld --frozen tagger_0=random",
-        r"unknown role 'tagger_0' in frozen; the roles are \['tagger', 'runner'\]",
+        "unknown role 'tagger_0' in frozen; nearest: tagger",
+    ),
+    "all roles frozen": (
+        "train tag_gridworld --frozen random",
+        r"frozen is random; expected one of the roles \['tagger', 'runner'\] to be left to train",
+    ),
+    "a share of no opponents": (
+        "train tag_gridworld --opponents-share 0.5",
+        "opponents_share is 0.5, but there are no opponents; add snapshots to --opponents, or leave it out",
+    ),
+    "a share of no opponents of a preset": (
+        "train tag_continuous --num-envs 6 --opponents --opponents-share 0.3",
+        "opponents_share is 0.3, but there are no opponents",
+    ),
+    "a gain of no snapshots": (
+        "train tag_gridworld --opponents random --snapshot-gain 0.7",
+        "snapshot_gain is 0.7, but no opponent is a snapshot; add snapshots to --opponents",
+    ),
+    "hyper-parameters of a frozen role": (
+        'train tag_gridworld --frozen runner=random --policies {"runner":{"gamma":0.9}}',
+        r"unknown policy 'runner' in policies; those that are trained are \['tagger'\]",
     ),
     "a role that is frozen and cannot stand still": (
-        "train connect_four --frozen player=still",
-        "'still' is given, but ConnectFour declares no noop of 'player'; expected one, such as noop = 0",
+        "train economy --frozen planner=still",
+        "'still' is given, but Economy declares no noop of 'planner'",
     ),
     "a script without a role": (
         "train tag_gridworld --frozen nowhere.py:east",
@@ -1168,16 +1188,7 @@ def test_frozen_roles_leave_the_others_to_share(trained, command, tmp_path):
     assert command(*GRID, *SHORT, "--sharing", "all", "--frozen", f"runner={trained}", "--out", "run")[0] == 0
     assert newest(tmp_path / "run")[1]["trained"] == ["tagger"]
     result = command(*GRID, *SHORT, "--frozen", f"tagger={trained}", "--policies", '{"tagger": {"clip": 0.1}}')
-    refused(result, r"unknown policy 'tagger'; the policies are \['runner'\]")  # a frozen one has none to change
-
-
-def test_all_roles_may_be_frozen(trained, command, tmp_path):
-    frozen = [f"{role}={trained}" for role in ("tagger", "runner")]
-    code, _, errors = command(*GRID, *SHORT, "--frozen", *frozen, "--out", "run")
-    assert (code, errors) == (0, [])
-    tensors, manifest = newest(tmp_path / "run")
-    assert manifest["trained"] == []
-    assert all(tensors[name].equal(x) for name, x in newest(trained)[0].items() if name.startswith("policy."))
+    refused(result, r"unknown policy 'tagger' in policies; those that are trained are \['runner'\]")  # a frozen one has none to change
 
 
 @pytest.mark.parametrize("other", ["continuous", "cartpole"])
@@ -1485,7 +1496,7 @@ def test_a_script_may_play_a_role(trained, command, tmp_path):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["hunter=random"], r"unknown role 'hunter' in opponents; the roles are .*'runner'"),
+        (["hunter=random"], "unknown role or agent 'hunter' in opponents; nearest: runner"),
         (["runner"], "opponents has 'runner': there is no file or folder runner; expected random, still, RUN, or for"),
         (["=random"], "opponents has '=random'; expected random, still, RUN, or for a role alone ROLE=random"),
         (["runner="], "opponents has 'runner='; expected random"),

@@ -149,19 +149,31 @@ def test_a_frozen_role_is_played_and_its_run_resumes_bit_by_bit(player, train, c
     assert again[0] == 0 and [row["weights"] for row in table(tmp_path / "again")] == weights
 
 
-def test_without_a_role_a_word_or_a_run_is_frozen_in_all(train, tmp_path):
-    assert train("--frozen", "random", "--out", "run", iterations=1)[0] == 0
-    manifest = json.loads((tmp_path / "run" / "config.json").read_text())
-    assert manifest["actors"] == {"tagger": "random", "runner": "random"} and manifest["trained"] == []
-    assert train("--frozen", "run", "--out", "again", iterations=1)[0] == 0
-    assert json.loads((tmp_path / "again" / "config.json").read_text())["actors"] == manifest["actors"]
+def test_runs_of_the_same_name_have_the_part_of_their_paths_that_differs(train, tmp_path):
+    assert train("--out", "one/seed", iterations=1)[0] == 0
+    shutil.copytree(tmp_path / "one" / "seed", tmp_path / "two" / "seed")
+    against = ["one/seed", str(tmp_path / "two" / "seed"), "runner=one/seed"]
+    assert train("--opponents", *against, "--opponents-share", "0.5", "--out", "run", iterations=1)[0] == 0
+    names = {name for name in table(tmp_path / "run")[0] if name.startswith("games_tagger")}
+    assert names == {f"games_tagger_against_{name}" for name in ("one/seed", "two/seed", "runner=seed")}
+    code, _, errors = train("--opponents", "one/seed", "./one/seed", "--out", "again", iterations=1)
+    assert code == 2 and "expected each name once" in errors[0]
+
+
+def test_an_opponent_that_is_gone_is_named_when_its_run_resumes(train, command, tmp_path):
+    assert train("--out", "old", iterations=1)[0] == 0
+    assert train("--opponents", "old", "--opponents-share", "0.5", "--out", "run", iterations=1)[0] == 0
+    shutil.rmtree(tmp_path / "old")
+    code, _, errors = command("train", "--resume", "run", "--total-steps", 4 * STEPS)
+    assert code == 2 and f"an opponent of run cannot be opened again: opponents has '{tmp_path / 'old'}'" in errors[0]
+    assert "A resumed run needs it where it was" in errors[0]
 
 
 def test_the_options_are_those_of_the_checkpoint(train, tmp_path):
-    options = "--opponents random --opponents-sampling even --opponents-share 1 --snapshot-gain 0.75".split()
+    options = "--opponents snapshots --opponents-sampling even --opponents-share 1 --snapshot-gain 0.75".split()
     assert train(*options, "--out", "run", iterations=1)[0] == 0
     settings = json.loads((tmp_path / "run" / "settings.json").read_text())["opponents"]
-    assert settings["opponents"] == ["random"] and settings["opponents_sampling"] == "even"
+    assert settings["opponents"] == ["snapshots"] and settings["opponents_sampling"] == "even"
     assert (settings["opponents_share"], settings["snapshot_gain"]) == (1.0, 0.75)
 
 
@@ -172,7 +184,7 @@ def test_the_options_are_those_of_the_checkpoint(train, tmp_path):
             ["anyone"],
             "'anyone': there is no file or folder anyone; expected snapshots, random, still, RUN, or for",
         ),
-        (["walker=random"], "unknown role 'walker' in opponents; the roles are"),
+        (["walker=random"], "unknown role or agent 'walker' in opponents; nearest: tagger"),
         (["=scripts.py:east"], "opponents has '=scripts.py:east'; expected"),
         (["scripts.py:east"], "expected the role that it plays: ROLE=scripts.py:east"),
         (["runner=scripts.py:west"], "has no 'west'"),
@@ -182,7 +194,7 @@ def test_the_options_are_those_of_the_checkpoint(train, tmp_path):
             "raised AttributeError: 'TagGridworld' object has no attribute 'shape'; expected",
         ),
         (["runner=scripts.py:number"], "returned a int; expected a function of the configured game"),
-        (["walker=scripts.py:east"], "unknown role 'walker'"),
+        (["walker=scripts.py:east"], "unknown role or agent 'walker'"),
         (["random", "random"], "error: opponents is ['random', 'random']; expected each name once"),
         (["random", "--opponents-share", "2"], "expected a value in [0, 1]"),
         (["random", "--opponents-share", "0"], "error: opponents_share is 0; expected a fraction > 0, or no"),
