@@ -151,6 +151,14 @@ def test_commands_take_a_member(command, tmp_path):
     assert (tmp_path / "tag/torchscript-2/tagger.pt").is_file()
 
 
+def test_the_best_responses_to_each_member_have_a_file(command, tmp_path):
+    options = ["--roles", "runner", "--num-envs", "4", "--total-steps", "32", *QUICK]
+    for run, name in (("tag:1", "exploitability-1.json"), ("tag/checkpoints:2", "exploitability-2.json")):
+        code, output, _ = command("exploit", run, *options)
+        assert code == 0 and output.splitlines()[-1] == f"wrote tag/{name}"
+        assert json.loads((tmp_path / "tag" / name).read_text())["run"] == run
+
+
 def test_a_member_is_frozen_or_an_opponent(command, tmp_path):
     options = [*TINY.split(), *TAG.split(), "--total-steps", "96"]
     assert command("train", "tag_gridworld", *options, "--frozen", "runner=tag:1", "--out", "frozen")[0] == 0
