@@ -29,6 +29,7 @@ from gpu_vecenv.train.crossplay import (
     check_ratings,
     crossplay,
     ratings,
+    rows_and_columns,
     sides_of,
 )
 from gpu_vecenv.train.evaluation import RolePolicy
@@ -47,13 +48,13 @@ class Crossplay(DeviceOptions):
     RUN is the folder of a run, one of its checkpoints, a folder of several seeds, which stands for all of its runs,
     random, still, or for a role alone runner=OTHER_RUN, runner=random, runner=still or runner=file.py:function. A run
     with populations stands for all of their members, RUN:2 for the members 2. The game is configured as in the first
-    run, with the shared fields of its checkpoint.
+    RUN or ROLE=RUN, of which there is at least one, with the shared fields of its checkpoint.
     """
 
     runs: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="RUN...")]]  # at least one, see above
     episodes: int = param(1000, low=2)  # episodes of each pairing
     roles: tuple[str, ...] = ()  # roles or agents that the row plays; none: the first role, or the first agent
-    ratings: bool = False  # also rate the runs, by openskill
+    ratings: bool = False  # also rate the entries of each side that has several, by openskill
     greedy: bool = False  # take the most likely action instead of a sample
     best: bool = False  # the best checkpoints instead of the newest
     num_envs: int = param(1000, low=1)  # environments that are stepped at a time
@@ -75,10 +76,11 @@ class Crossplay(DeviceOptions):
             check_output("out", self.out)
         if self.ratings:
             check_ratings()
-        entries = self._entries()
-        first = next(entry for entry in entries.values() if isinstance(entry, GamePolicy))
+        entries, first = self._entries_and_first_run()
         how: dict[str, Any] = {"driver": self.driver, "arrays": first.shared}
         env = VecEnv(first.game, min(self.num_envs, self.episodes), first.device, **how)
+        if self.ratings:
+            self._check_rated(env, entries)
         options: dict[str, Any] = {"roles": self.roles, "greedy": self.greedy, "seed": self.seed}
         with ProgressDisplay("crossplay") as on_progress:
             found = crossplay(env, entries, episodes=self.episodes, on_progress=on_progress, **options)
@@ -98,21 +100,34 @@ class Crossplay(DeviceOptions):
         if self.out is not None:
             replace_file(self.out, f"{text}\n".encode())
 
-    def _entries(self) -> dict[str, Entry]:
-        """Name -> what plays."""
+    def _check_rated(self, env: VecEnv, entries: Mapping[str, Entry]) -> None:
+        """Raise ConfigError if each side has one entry."""
+        sides = rows_and_columns(env, entries, self.roles)
+        if max(map(len, sides)) > 1:
+            return
+        alone = " and ".join(f"{'+'.join(own)} of {name}" for side in sides for name, own in side.items())
+        raise ConfigError(
+            f"--ratings compare the entries of a side, and {alone} are alone on theirs; expected two entries or more "
+            f"for one side, such as another run or random, or no --ratings"
+        )
+
+    def _entries_and_first_run(self) -> tuple[dict[str, Entry], GamePolicy]:
+        """Name -> what plays, and the policies of the first run, also of one that plays a role alone."""
         found = {text: Player.parsed("runs", text) for text in self.runs}
         loaded = {text: self._loaded(text) for text, player in found.items() if player.is_run and not player.role}
-        policies = (x for entries in loaded.values() for x in entries.values() if isinstance(x, GamePolicy))
-        game = next((policy.game for policy in policies), None)
-        if game is None:
-            raise ConfigError(f"runs is {list(self.runs)}; expected at least one run, whose game is played")
+        runs = [(text, player) for text, player in found.items() if player.is_run]
+        if not runs:
+            raise ConfigError(f"runs is {list(self.runs)}; expected at least one RUN or ROLE=RUN, whose game is played")
+        text, player = runs[0]
+        of_first = loaded.get(text) or {text: self._policies_of(player.source)}
+        first = next(policy for policy in of_first.values() if isinstance(policy, GamePolicy))
         entries = dict[str, Entry]()
         for text, player in found.items():
             if text in loaded:
                 entries |= loaded[text]
             else:
-                entries[text] = player.actors(game, best=self.best, device=self.device)
-        return entries
+                entries[text] = player.actors(first.game, best=self.best, device=self.device)
+        return entries, first
 
     def _loaded(self, source: str) -> dict[str, Entry]:
         """Name -> what plays, of a run, or of each of a folder of several."""
@@ -124,14 +139,17 @@ class Crossplay(DeviceOptions):
 
     def _of_run(self, run: Path, member: int | None) -> dict[str, Entry]:
         """Name -> what plays, of one run: the member of this number, or all of its members."""
-        how: dict[str, Any] = {"game": self.game, "best": self.best, "device": self.device}
         if member is not None:
-            return {f"{run}:{member}": load_run_policy(Path(f"{run}:{member}"), **how)}
+            return {f"{run}:{member}": self._policies_of(f"{run}:{member}")}
         populations = populations_of_run(run, self.best)
         if not populations:
-            return {str(run): load_run_policy(run, **how)}
-        loaded = {k: load_run_policy(Path(f"{run}:{k}"), **how) for k in range(max(populations.values()))}
+            return {str(run): self._policies_of(str(run))}
+        loaded = {k: self._policies_of(f"{run}:{k}") for k in range(max(populations.values()))}
         return {f"{run}:{k}": one if k == 0 else self._new(one, populations, k) for k, one in loaded.items()}
+
+    def _policies_of(self, run: str) -> GamePolicy:
+        """Of a run, or of a member of it."""
+        return load_run_policy(Path(run), game=self.game, best=self.best, device=self.device)
 
     def _new(self, policy: GamePolicy, populations: Mapping[str, int], number: int) -> Entry:
         """Of the members of a number those sides that differ from members before."""
@@ -166,6 +184,7 @@ def _print_tables(game: Env, found: CrossPlay, rated: Mapping[str, Mapping[str, 
         _print_line(console, f"column {numbers[name]}: {name}")
     for side, of_side in (rated or {}).items():
         if not of_side:
+            _print_line(console, f"ratings by openskill: {side} has none, as there is one entry to rate")
             continue
         _print_line(console, f"ratings by openskill: {side}, best first")
         table = FittedTable("", side, "rating", left=[side])

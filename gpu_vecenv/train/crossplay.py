@@ -17,6 +17,7 @@ from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.progress import OnProgress, no_progress, part
 from gpu_vecenv.train.evaluation import Evaluator, RolePolicies, RolePolicy
 from gpu_vecenv.train.exploitability import standard_error
+from gpu_vecenv.train.fixed_policy import RANDOM, FixedPolicy
 from gpu_vecenv.train.game_policy import GamePolicy
 from gpu_vecenv.train.role_view import agents_of, check_names, sides_of_game
 
@@ -120,8 +121,9 @@ def crossplay(
 
     Raises:
         TypeError: An argument has the wrong type.
-        ConfigError: There is nothing for a row or a column, policies are of another game or device, or do not fit its
-            agents, or ``roles`` has an unknown name, one twice, or all agents.
+        ConfigError: There is nothing for a row or a column, policies are of another game or device, do not fit its
+            agents or lack a function that a checkpoint does not have, or ``roles`` has an unknown name, one twice, or
+            all agents.
         ValueError, NonFiniteError, EnvContractError: As for ``evaluate``.
     """
     check_kind("env", env, VecEnv, "a VecEnv (of a view: view.vec_env)")
@@ -132,18 +134,7 @@ def crossplay(
     validate_seed(seed)
     game = env.game
     sides = sides_of(game, roles)
-    actors = {name: _actors(env, name, entry) for name, entry in policies.items()}
-    first, second = (
-        {name: own for name, all_own in actors.items() if (own := actors_of_side(game, all_own, side)) is not None}
-        for side in sides
-    )
-    if unused := [name for name in actors if name not in first and name not in second]:
-        raise ConfigError(
-            f"policies[{unused[0]!r}] has actors for neither side; expected all of {sides[0]} or {sides[1]}"
-        )
-    for side, found in zip(sides, (first, second), strict=True):
-        if not found:
-            raise ConfigError(f"policies has none for all of {side}; expected at least one, such as None")
+    first, second = rows_and_columns(env, policies, roles)
     pairs = [(row, column) for row in first for column in second]
     for row, column in pairs:
         RolePolicies(env, {**first[row], **second[column]}, greedy)  # raises before any is played
@@ -166,7 +157,7 @@ def crossplay(
     returns = {role: _matrix(cells(f"return_{role}")) for role in game.layout.present_roles}
     if shared_roles(game, sides):
         returns |= {name: _matrix(returns_of_side) for name, returns_of_side in zip(side_names, of_sides, strict=True)}
-    both = [name for name in first if name in second and not all(map(_is_word, actors[name].values()))]
+    both = [name for name in first if name in second and not all(map(_is_word, (first[name] | second[name]).values()))]
     where = [[list(names).index(name) for name in both] for names in (first, second)]
     return CrossPlay(
         rows=list(first),
@@ -220,6 +211,50 @@ def actors_of_side(game: Env, actors: Mapping[str, RolePolicy], names: Sequence[
             found |= {game.layout.agent_names[agent]: actor for agent in own if agent in wanted}
     covered = [agent for name in found for agent in agents_of(game, name.split("+"))]
     return found if set(covered) == wanted else None
+
+
+def rows_and_columns(
+    env: VecEnv, policies: Mapping[str, Entry], roles: Sequence[str] = ()
+) -> tuple[dict[str, dict[str, RolePolicy]], dict[str, dict[str, RolePolicy]]]:
+    """Name -> actors of the row's side, and of the column's, of the entries that have all of them.
+
+    Arguments as of ``crossplay``.
+
+    Raises:
+        TypeError: ``policies`` has something else.
+        ConfigError: There is nothing for a row or a column, an entry is neither, is of another game or device or has an
+            unknown name, or its checkpoint lacks a function that played one of its sides in training.
+    """
+    game, sides = env.game, sides_of(env.game, roles)
+    actors = {name: _actors(env, name, entry) for name, entry in policies.items()}
+    first, second = (
+        {name: own for name, all_own in actors.items() if (own := actors_of_side(game, all_own, side)) is not None}
+        for side in sides
+    )
+    if unused := [name for name in actors if name not in first and name not in second]:
+        raise ConfigError(
+            f"policies[{unused[0]!r}] has actors for neither side; expected all of {sides[0]} or {sides[1]}"
+        )
+    for side, found in zip(sides, (first, second), strict=True):
+        if not found:
+            raise ConfigError(f"policies has none for all of {side}; expected at least one, such as None")
+        for name, own in found.items():
+            _check_known(name, own, actors[name])
+    return first, second
+
+
+def _check_known(name: str, own: Mapping[str, RolePolicy], actors: Mapping[str, RolePolicy]) -> None:
+    """Raise ConfigError if those of an entry's actors that play a side have a function that a checkpoint lacks."""
+    lacking = [of for of, actor in own.items() if isinstance(actor, FixedPolicy) and not actor.can_act]
+    if not lacking:
+        return
+    others = "+".join(of for of, actor in actors.items() if not isinstance(actor, FixedPolicy) or actor.can_act)
+    alone = f"{others} of the run alone, which is {others}={name} on the command line, and " if others else ""
+    raise ConfigError(
+        f"policies[{name!r}]: {lacking[0]} was played by a function in training, which the checkpoint does not have; "
+        f"expected {alone}what plays {lacking[0]} now as an entry of its own, such as {lacking[0]}=file.py:function "
+        f"or {lacking[0]}={RANDOM}"
+    )
 
 
 def self_and_cross_play(means: torch.Tensor) -> SelfAndCrossPlay:
