@@ -35,7 +35,7 @@ from gpu_vecenv.train.crossplay import (
 from gpu_vecenv.train.evaluation import RolePolicy
 from gpu_vecenv.train.game_policy import GamePolicy, populations_of_run, run_and_member
 from gpu_vecenv.train.role_view import agents_of, sides_with_returns
-from gpu_vecenv.train.run_folder import run_folders
+from gpu_vecenv.train.run_folder import run_folders, run_of_checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,12 +76,12 @@ class Crossplay(DeviceOptions):
             check_output("out", self.out)
         if self.ratings:
             check_ratings()
-        entries, first = self._entries_and_first_run()
+        entries, runs, first = self._entries()
         how: dict[str, Any] = {"driver": self.driver, "arrays": first.shared}
         env = VecEnv(first.game, min(self.num_envs, self.episodes), first.device, **how)
         if self.ratings:
             self._check_rated(env, entries)
-        options: dict[str, Any] = {"roles": self.roles, "greedy": self.greedy, "seed": self.seed}
+        options: dict[str, Any] = {"roles": self.roles, "runs": runs, "greedy": self.greedy, "seed": self.seed}
         with ProgressDisplay("crossplay") as on_progress:
             found = crossplay(env, entries, episodes=self.episodes, on_progress=on_progress, **options)
         rated = ratings(found) if self.ratings else None
@@ -111,8 +111,8 @@ class Crossplay(DeviceOptions):
             f"for one side, such as another run or random, or no --ratings"
         )
 
-    def _entries_and_first_run(self) -> tuple[dict[str, Entry], GamePolicy]:
-        """Name -> what plays, and the policies of the first run, also of one that plays a role alone."""
+    def _entries(self) -> tuple[dict[str, Entry], dict[str, str], GamePolicy]:
+        """Name -> what plays, name -> its run, and the policies of the first run, also if it plays a role alone."""
         found = {text: Player.parsed("runs", text) for text in self.runs}
         loaded = {text: self._loaded(text) for text, player in found.items() if player.is_run and not player.role}
         runs = [(text, player) for text, player in found.items() if player.is_run]
@@ -121,23 +121,24 @@ class Crossplay(DeviceOptions):
         text, player = runs[0]
         of_first = loaded.get(text) or {text: self._policies_of(player.source)}
         first = next(policy for policy in of_first.values() if isinstance(policy, GamePolicy))
-        entries = dict[str, Entry]()
+        entries, run_of = dict[str, Entry](), dict[str, str]()
         for text, player in found.items():
             if text in loaded:
                 entries |= loaded[text]
+                run_of |= {name: _run_of(name, entry) for name, entry in loaded[text].items()}
             else:
                 entries[text] = player.actors(first.game, best=self.best, device=self.device)
-        return entries, first
+        return entries, run_of, first
 
-    def _loaded(self, source: str) -> dict[str, Entry]:
+    def _loaded(self, source: str) -> dict[str, GamePolicy | Mapping[str, RolePolicy]]:
         """Name -> what plays, of a run, or of each of a folder of several."""
         run, member = run_and_member(source)
-        entries = dict[str, Entry]()
+        entries = dict[str, GamePolicy | Mapping[str, RolePolicy]]()
         for folder in run_folders(run):
             entries |= self._of_run(folder, member)
         return entries
 
-    def _of_run(self, run: Path, member: int | None) -> dict[str, Entry]:
+    def _of_run(self, run: Path, member: int | None) -> dict[str, GamePolicy | Mapping[str, RolePolicy]]:
         """Name -> what plays, of one run: the member of this number, or all of its members."""
         if member is not None:
             return {f"{run}:{member}": self._policies_of(f"{run}:{member}")}
@@ -151,7 +152,7 @@ class Crossplay(DeviceOptions):
         """Of a run, or of a member of it."""
         return load_run_policy(Path(run), game=self.game, best=self.best, device=self.device)
 
-    def _new(self, policy: GamePolicy, populations: Mapping[str, int], number: int) -> Entry:
+    def _new(self, policy: GamePolicy, populations: Mapping[str, int], number: int) -> Mapping[str, RolePolicy]:
         """Of the members of a number those sides that differ from members before."""
         game, entry = policy.game, dict[str, RolePolicy]()
         new = {
@@ -161,6 +162,15 @@ class Crossplay(DeviceOptions):
             if new & set(agents_of(game, side)):
                 entry |= actors_of_side(game, policy.policies, side) or {}
         return entry
+
+
+def _run_of(name: str, entry: GamePolicy | Mapping[str, RolePolicy]) -> str:
+    """The run that trained an entry with this name; members of a population that is alone do not meet: one each."""
+    path, member = run_and_member(name)
+    run = run_of_checkpoint(path).resolve()
+    policies = entry.policies if isinstance(entry, GamePolicy) else entry
+    meets_others = len({*map(id, policies.values())}) > 1
+    return str(run) if member is None or meets_others else f"{run}:{member}"
 
 
 def _print_tables(game: Env, found: CrossPlay, rated: Mapping[str, Mapping[str, tuple[float, float]]] | None) -> None:
