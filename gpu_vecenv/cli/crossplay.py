@@ -29,12 +29,13 @@ from gpu_vecenv.train.crossplay import (
     check_ratings,
     crossplay,
     ratings,
+    rows_and_columns,
     sides_of,
 )
 from gpu_vecenv.train.evaluation import RolePolicy
 from gpu_vecenv.train.game_policy import GamePolicy, populations_of_run, run_and_member
 from gpu_vecenv.train.role_view import agents_of, sides_with_returns
-from gpu_vecenv.train.run_folder import run_folders
+from gpu_vecenv.train.run_folder import run_folders, run_of_checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,13 +48,13 @@ class Crossplay(DeviceOptions):
     RUN is the folder of a run, one of its checkpoints, a folder of several seeds, which stands for all of its runs,
     random, still, or for a role alone runner=OTHER_RUN, runner=random, runner=still or runner=file.py:function. A run
     with populations stands for all of their members, RUN:2 for the members 2. The game is configured as in the first
-    run, with the shared fields of its checkpoint.
+    RUN or ROLE=RUN, of which there is at least one, with the shared fields of its checkpoint.
     """
 
     runs: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="RUN...")]]  # at least one, see above
     episodes: int = param(1000, low=2)  # episodes of each pairing
     roles: tuple[str, ...] = ()  # roles or agents that the row plays; none: the first role, or the first agent
-    ratings: bool = False  # also rate the runs, by openskill
+    ratings: bool = False  # also rate the entries of each side that has several, by openskill
     greedy: bool = False  # take the most likely action instead of a sample
     best: bool = False  # the best checkpoints instead of the newest
     num_envs: int = param(1000, low=1)  # environments that are stepped at a time
@@ -75,11 +76,12 @@ class Crossplay(DeviceOptions):
             check_output("out", self.out)
         if self.ratings:
             check_ratings()
-        entries = self._entries()
-        first = next(entry for entry in entries.values() if isinstance(entry, GamePolicy))
+        entries, runs, first = self._entries()
         how: dict[str, Any] = {"driver": self.driver, "arrays": first.shared}
         env = VecEnv(first.game, min(self.num_envs, self.episodes), first.device, **how)
-        options: dict[str, Any] = {"roles": self.roles, "greedy": self.greedy, "seed": self.seed}
+        if self.ratings:
+            self._check_rated(env, entries)
+        options: dict[str, Any] = {"roles": self.roles, "runs": runs, "greedy": self.greedy, "seed": self.seed}
         with ProgressDisplay("crossplay") as on_progress:
             found = crossplay(env, entries, episodes=self.episodes, on_progress=on_progress, **options)
         rated = ratings(found) if self.ratings else None
@@ -98,42 +100,59 @@ class Crossplay(DeviceOptions):
         if self.out is not None:
             replace_file(self.out, f"{text}\n".encode())
 
-    def _entries(self) -> dict[str, Entry]:
-        """Name -> what plays."""
+    def _check_rated(self, env: VecEnv, entries: Mapping[str, Entry]) -> None:
+        """Raise ConfigError if each side has one entry."""
+        sides = rows_and_columns(env, entries, self.roles)
+        if max(map(len, sides)) > 1:
+            return
+        alone = " and ".join(f"{'+'.join(own)} of {name}" for side in sides for name, own in side.items())
+        raise ConfigError(
+            f"--ratings compare the entries of a side, and {alone} are alone on theirs; expected two entries or more "
+            f"for one side, such as another run or random, or no --ratings"
+        )
+
+    def _entries(self) -> tuple[dict[str, Entry], dict[str, str], GamePolicy]:
+        """Name -> what plays, name -> its run, and the policies of the first run, also if it plays a role alone."""
         found = {text: Player.parsed("runs", text) for text in self.runs}
         loaded = {text: self._loaded(text) for text, player in found.items() if player.is_run and not player.role}
-        policies = (x for entries in loaded.values() for x in entries.values() if isinstance(x, GamePolicy))
-        game = next((policy.game for policy in policies), None)
-        if game is None:
-            raise ConfigError(f"runs is {list(self.runs)}; expected at least one run, whose game is played")
-        entries = dict[str, Entry]()
+        runs = [(text, player) for text, player in found.items() if player.is_run]
+        if not runs:
+            raise ConfigError(f"runs is {list(self.runs)}; expected at least one RUN or ROLE=RUN, whose game is played")
+        text, player = runs[0]
+        of_first = loaded.get(text) or {text: self._policies_of(player.source)}
+        first = next(policy for policy in of_first.values() if isinstance(policy, GamePolicy))
+        entries, run_of = dict[str, Entry](), dict[str, str]()
         for text, player in found.items():
             if text in loaded:
                 entries |= loaded[text]
+                run_of |= {name: _run_of(name, entry) for name, entry in loaded[text].items()}
             else:
-                entries[text] = player.actors(game, best=self.best, device=self.device)
-        return entries
+                entries[text] = player.actors(first.game, best=self.best, device=self.device)
+        return entries, run_of, first
 
-    def _loaded(self, source: str) -> dict[str, Entry]:
+    def _loaded(self, source: str) -> dict[str, GamePolicy | Mapping[str, RolePolicy]]:
         """Name -> what plays, of a run, or of each of a folder of several."""
         run, member = run_and_member(source)
-        entries = dict[str, Entry]()
+        entries = dict[str, GamePolicy | Mapping[str, RolePolicy]]()
         for folder in run_folders(run):
             entries |= self._of_run(folder, member)
         return entries
 
-    def _of_run(self, run: Path, member: int | None) -> dict[str, Entry]:
+    def _of_run(self, run: Path, member: int | None) -> dict[str, GamePolicy | Mapping[str, RolePolicy]]:
         """Name -> what plays, of one run: the member of this number, or all of its members."""
-        how: dict[str, Any] = {"game": self.game, "best": self.best, "device": self.device}
         if member is not None:
-            return {f"{run}:{member}": load_run_policy(Path(f"{run}:{member}"), **how)}
+            return {f"{run}:{member}": self._policies_of(f"{run}:{member}")}
         populations = populations_of_run(run, self.best)
         if not populations:
-            return {str(run): load_run_policy(run, **how)}
-        loaded = {k: load_run_policy(Path(f"{run}:{k}"), **how) for k in range(max(populations.values()))}
+            return {str(run): self._policies_of(str(run))}
+        loaded = {k: self._policies_of(f"{run}:{k}") for k in range(max(populations.values()))}
         return {f"{run}:{k}": one if k == 0 else self._new(one, populations, k) for k, one in loaded.items()}
 
-    def _new(self, policy: GamePolicy, populations: Mapping[str, int], number: int) -> Entry:
+    def _policies_of(self, run: str) -> GamePolicy:
+        """Of a run, or of a member of it."""
+        return load_run_policy(Path(run), game=self.game, best=self.best, device=self.device)
+
+    def _new(self, policy: GamePolicy, populations: Mapping[str, int], number: int) -> Mapping[str, RolePolicy]:
         """Of the members of a number those sides that differ from members before."""
         game, entry = policy.game, dict[str, RolePolicy]()
         new = {
@@ -143,6 +162,15 @@ class Crossplay(DeviceOptions):
             if new & set(agents_of(game, side)):
                 entry |= actors_of_side(game, policy.policies, side) or {}
         return entry
+
+
+def _run_of(name: str, entry: GamePolicy | Mapping[str, RolePolicy]) -> str:
+    """The run that trained an entry with this name; members of a population that is alone do not meet: one each."""
+    path, member = run_and_member(name)
+    run = run_of_checkpoint(path).resolve()
+    policies = entry.policies if isinstance(entry, GamePolicy) else entry
+    meets_others = len({*map(id, policies.values())}) > 1
+    return str(run) if member is None or meets_others else f"{run}:{member}"
 
 
 def _print_tables(game: Env, found: CrossPlay, rated: Mapping[str, Mapping[str, tuple[float, float]]] | None) -> None:
@@ -166,6 +194,7 @@ def _print_tables(game: Env, found: CrossPlay, rated: Mapping[str, Mapping[str, 
         _print_line(console, f"column {numbers[name]}: {name}")
     for side, of_side in (rated or {}).items():
         if not of_side:
+            _print_line(console, f"ratings by openskill: {side} has none, as there is one entry to rate")
             continue
         _print_line(console, f"ratings by openskill: {side}, best first")
         table = FittedTable("", side, "rating", left=[side])

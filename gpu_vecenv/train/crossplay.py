@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
@@ -17,6 +17,7 @@ from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.progress import OnProgress, no_progress, part
 from gpu_vecenv.train.evaluation import Evaluator, RolePolicies, RolePolicy
 from gpu_vecenv.train.exploitability import standard_error
+from gpu_vecenv.train.fixed_policy import RANDOM, FixedPolicy
 from gpu_vecenv.train.game_policy import GamePolicy
 from gpu_vecenv.train.role_view import agents_of, check_names, sides_of_game
 
@@ -39,16 +40,16 @@ class Matrix:
 
 @dataclass(frozen=True, kw_only=True)
 class SelfAndCrossPlay:
-    """Mean returns of a role or a side where both sides are of one run, and where they are of different runs.
+    """Mean returns of a role or a side where one entry is on both sides, and where they are of different runs.
 
-    Standard errors are over runs, by the jackknife: they have the randomness of training in them. None: with less than
-    three runs there are none.
+    Standard errors are over runs, by the jackknife, which leaves out all entries of a run at a time: they have the
+    randomness of training in them. None: with less than three runs there are none.
 
     Attributes:
-        runs: Those that play on both sides.
+        runs: Of the entries that play on both sides, see ``runs`` of ``crossplay``.
         self_play: Mean of the diagonal.
         self_play_standard_error: Of that mean.
-        cross_play: Mean of the other pairings.
+        cross_play: Mean of the pairings of different runs.
         cross_play_standard_error: Of that mean.
         gap: ``self_play`` - ``cross_play``.
         gap_standard_error: Of that difference.
@@ -73,8 +74,8 @@ class CrossPlay:
         sides: The two groups of agents, names of roles or agents joined by "+".
         returns: Role -> its mean returns. Where agents of one role are on both sides, also each of ``sides`` -> the
             mean returns of its agents, row's and column's. In a zero-sum game of one role the role's own mean is 0.
-        self_and_cross_play: The same names -> means of the diagonal and of the rest, over entries that are rows and
-            columns, without random and still ones; empty if there are less than two of them.
+        self_and_cross_play: The same names -> means of the diagonal and of pairings of different runs, over entries
+            that are rows and columns, without random and still ones; empty if those are of less than two runs.
         episodes: Of each pairing.
         returns_of_sides: Of the agents of each side, means over them in each episode, (rows, columns, episodes)
             float64. Episodes of all pairings have the same random numbers.
@@ -101,6 +102,7 @@ def crossplay(
     policies: Mapping[str, Entry],
     *,
     roles: Sequence[str] = (),
+    runs: Mapping[str, str] | None = None,
     episodes: int = 1000,
     greedy: bool = False,
     seed: int = 1,
@@ -113,6 +115,9 @@ def crossplay(
         policies: Name -> policies of a run; or role or agent -> its actor, as for ``evaluate``; or None for random
             actions. Those with actors for all ``roles`` are rows, those with actors for all other agents columns.
         roles: Roles or agents that the row plays. Empty: the first role, or the first agent of a game with one role.
+        runs: Name in ``policies`` -> any name of the run that it is of. Entries of one run, such as members of
+            populations that trained together, are not independent: ``self_and_cross_play`` leaves their pairings out
+            of cross-play, and its standard errors are over runs. Those without one are each of a run of their own.
         episodes: Of each pairing, at least 2; all have the same random numbers.
         greedy: Policies take the most likely action instead of sampling.
         seed: Seed of the environments and of the actions.
@@ -120,30 +125,26 @@ def crossplay(
 
     Raises:
         TypeError: An argument has the wrong type.
-        ConfigError: There is nothing for a row or a column, policies are of another game or device, or do not fit its
-            agents, or ``roles`` has an unknown name, one twice, or all agents.
+        ConfigError: There is nothing for a row or a column, policies are of another game or device, do not fit its
+            agents or lack a function that a checkpoint does not have, ``runs`` has an unknown name, or ``roles`` has an
+            unknown name, one twice, or all agents.
         ValueError, NonFiniteError, EnvContractError: As for ``evaluate``.
     """
     check_kind("env", env, VecEnv, "a VecEnv (of a view: view.vec_env)")
     check_kind("policies", policies, Mapping, "a mapping, name -> a GamePolicy, a mapping of actors, or None")
     check_kind("on_progress", on_progress, Callable, "a function of a fraction and a text")
+    check_kind("runs", runs, Mapping, "a mapping, name in policies -> name of its run", optional=True)
+    run_of = dict(runs or {})
+    for name, run in run_of.items():
+        check_kind(f"runs[{name!r}]", run, str, "the name of a run")
+    if unknown := [name for name in run_of if name not in policies]:
+        raise ConfigError(f"runs has {unknown[0]!r}; expected some of {list(policies)}, the names in policies")
     check_flag("greedy", greedy)
     episodes = validate_int("episodes", episodes, 2)
     validate_seed(seed)
     game = env.game
     sides = sides_of(game, roles)
-    actors = {name: _actors(env, name, entry) for name, entry in policies.items()}
-    first, second = (
-        {name: own for name, all_own in actors.items() if (own := actors_of_side(game, all_own, side)) is not None}
-        for side in sides
-    )
-    if unused := [name for name in actors if name not in first and name not in second]:
-        raise ConfigError(
-            f"policies[{unused[0]!r}] has actors for neither side; expected all of {sides[0]} or {sides[1]}"
-        )
-    for side, found in zip(sides, (first, second), strict=True):
-        if not found:
-            raise ConfigError(f"policies has none for all of {side}; expected at least one, such as None")
+    first, second = rows_and_columns(env, policies, roles)
     pairs = [(row, column) for row in first for column in second]
     for row, column in pairs:
         RolePolicies(env, {**first[row], **second[column]}, greedy)  # raises before any is played
@@ -166,17 +167,18 @@ def crossplay(
     returns = {role: _matrix(cells(f"return_{role}")) for role in game.layout.present_roles}
     if shared_roles(game, sides):
         returns |= {name: _matrix(returns_of_side) for name, returns_of_side in zip(side_names, of_sides, strict=True)}
-    both = [name for name in first if name in second and not all(map(_is_word, actors[name].values()))]
+    both = [name for name in first if name in second and not all(map(_is_word, (first[name] | second[name]).values()))]
     where = [[list(names).index(name) for name in both] for names in (first, second)]
+    own_runs = [(run_of[name], None) if name in run_of else (None, name) for name in both]
     return CrossPlay(
         rows=list(first),
         columns=list(second),
         sides=side_names,
         returns=returns,
         self_and_cross_play={
-            name: self_and_cross_play(torch.tensor(matrix.mean, dtype=torch.float64)[where[0]][:, where[1]])
+            name: self_and_cross_play(torch.tensor(matrix.mean, dtype=torch.float64)[where[0]][:, where[1]], own_runs)
             for name, matrix in returns.items()
-            if len(both) > 1
+            if len(set(own_runs)) > 1
         },
         episodes=episodes,
         returns_of_sides=of_sides,
@@ -222,19 +224,69 @@ def actors_of_side(game: Env, actors: Mapping[str, RolePolicy], names: Sequence[
     return found if set(covered) == wanted else None
 
 
-def self_and_cross_play(means: torch.Tensor) -> SelfAndCrossPlay:
-    """Of the mean returns (runs, runs) of at least two runs that play on both sides."""
-    runs = len(means)
+def rows_and_columns(
+    env: VecEnv, policies: Mapping[str, Entry], roles: Sequence[str] = ()
+) -> tuple[dict[str, dict[str, RolePolicy]], dict[str, dict[str, RolePolicy]]]:
+    """Name -> actors of the row's side, and of the column's, of the entries that have all of them.
 
-    def estimates(kept: list[int]) -> torch.Tensor:
+    Arguments as of ``crossplay``.
+
+    Raises:
+        TypeError: ``policies`` has something else.
+        ConfigError: There is nothing for a row or a column, an entry is neither, is of another game or device or has an
+            unknown name, or its checkpoint lacks a function that played one of its sides in training.
+    """
+    game, sides = env.game, sides_of(env.game, roles)
+    actors = {name: _actors(env, name, entry) for name, entry in policies.items()}
+    first, second = (
+        {name: own for name, all_own in actors.items() if (own := actors_of_side(game, all_own, side)) is not None}
+        for side in sides
+    )
+    if unused := [name for name in actors if name not in first and name not in second]:
+        raise ConfigError(
+            f"policies[{unused[0]!r}] has actors for neither side; expected all of {sides[0]} or {sides[1]}"
+        )
+    for side, found in zip(sides, (first, second), strict=True):
+        if not found:
+            raise ConfigError(f"policies has none for all of {side}; expected at least one, such as None")
+        for name, own in found.items():
+            _check_known(name, own, actors[name])
+    return first, second
+
+
+def _check_known(name: str, own: Mapping[str, RolePolicy], actors: Mapping[str, RolePolicy]) -> None:
+    """Raise ConfigError if those of an entry's actors that play a side have a function that a checkpoint lacks."""
+    lacking = [of for of, actor in own.items() if isinstance(actor, FixedPolicy) and not actor.can_act]
+    if not lacking:
+        return
+    others = "+".join(of for of, actor in actors.items() if not isinstance(actor, FixedPolicy) or actor.can_act)
+    alone = f"{others} of the run alone, which is {others}={name} on the command line, and " if others else ""
+    raise ConfigError(
+        f"policies[{name!r}]: {lacking[0]} was played by a function in training, which the checkpoint does not have; "
+        f"expected {alone}what plays {lacking[0]} now as an entry of its own, such as {lacking[0]}=file.py:function "
+        f"or {lacking[0]}={RANDOM}"
+    )
+
+
+def self_and_cross_play(means: torch.Tensor, run_of: Sequence[Hashable]) -> SelfAndCrossPlay:
+    """Of entries that play on both sides.
+
+    Args:
+        means: Mean returns, (entries, entries).
+        run_of: The run of each entry; there are at least two.
+    """
+    names = list(dict.fromkeys(run_of))
+    numbers, runs = torch.tensor([names.index(run) for run in run_of]), len(names)
+    different = numbers[:, None] != numbers
+
+    def estimates(kept: torch.Tensor) -> torch.Tensor:
         own = means[kept][:, kept]
-        diagonal, count = own.diagonal(), len(kept)
-        cross = (own.sum() - diagonal.sum()) / (count * (count - 1))
-        return torch.stack([diagonal.mean(), cross, diagonal.mean() - cross])
+        diagonal, cross = own.diagonal().mean(), own[different[kept][:, kept]].mean()
+        return torch.stack([diagonal, cross, diagonal - cross])
 
-    whole, errors = estimates(list(range(runs))).tolist(), [None, None, None]
+    whole, errors = estimates(numbers >= 0).tolist(), [None, None, None]
     if runs > 2:
-        left = torch.stack([estimates([k for k in range(runs) if k != out]) for out in range(runs)])
+        left = torch.stack([estimates(numbers != out) for out in range(runs)])
         errors = ((left - left.mean(0)).square().sum(0) * (runs - 1) / runs).sqrt().tolist()
     return SelfAndCrossPlay(
         runs=runs,

@@ -108,6 +108,11 @@ class FixedPolicy(Policy):
             self.function(self.action_bounds.device)  # raises
 
     @property
+    def can_act(self) -> bool:
+        """Whether the actor is known; a function is not in a checkpoint."""
+        return self._actor is not None
+
+    @property
     def actor(self) -> FixedActor:
         """As it was given. Raises ConfigError if it is a function that the checkpoint does not have."""
         if self._actor is None:

@@ -257,6 +257,14 @@ def read_seeds(folder: Path) -> list[int] | None:
     return list(seeds)
 
 
+def run_of_checkpoint(path: Path) -> Path:
+    """The folder of a run for one of its checkpoints, or for its folder of them; any other path as it is."""
+    for folder in (path, path.parent):
+        if folder.absolute().name == CHECKPOINTS:
+            return folder.parent if folder.name else folder.absolute().parent
+    return path
+
+
 def run_folders(folder: Path) -> list[Path]:
     """The folder itself if it is one run's, else those of its seeds. Raises ConfigError as ``read_seeds``."""
     seeds = read_seeds(folder)

@@ -41,6 +41,9 @@ def trained(tmp_path_factory):
         main(["train", "cartpole", *TINY, "--total-steps", "16", "--episodes", "2", "--out", str(folder / "pole")]) == 0
     )
     (folder / "own_scripts.py").write_text(SCRIPT)
+    (folder / "script_of_training.py").write_text(SCRIPT)
+    script = f"runner={folder / 'script_of_training.py'}:stay"
+    assert main([*GRID, "--seed", "2", "--frozen", script, "--out", str(folder / "scripted")]) == 0
     return folder
 
 
@@ -142,10 +145,49 @@ def test_other_runs_and_random_actions_may_play_one_side_alone(command):
     assert not found["self_and_cross_play"]  # of runs, and there is one
 
 
+def test_the_game_is_that_of_the_first_run_also_of_one_that_plays_a_role_alone(command):
+    both = ["tagger=one", "runner=own_scripts.py:stay"]
+    whole = json.loads(command("crossplay", "one", both[1], "--json", *QUICK)[1])
+    for order in (both, both[::-1]):
+        code, output, errors = command("crossplay", *order, "--json", *QUICK)
+        assert (code, errors) == (0, [])
+        found = json.loads(output)
+        assert (found["game"], found["rows"], found["columns"]) == (whole["game"], both[:1], both[1:])
+        assert found["returns"]["tagger"]["mean"] == [whole["returns"]["tagger"]["mean"][0][1:]]
+
+
+def test_of_a_run_against_a_script_the_trained_role_plays(command):
+    code, output, errors = command("crossplay", "tagger=scripted", "one", "runner=own_scripts.py:stay", *QUICK)
+    assert (code, errors) == (0, []) and "tagger=scripted" in output
+    # What is not in the checkpoint is not asked for where it does not play.
+    assert command("crossplay", "tagger=scripted", "runner=one", *QUICK)[0] == 0
+
+
+def test_a_side_of_one_entry_has_no_ratings_and_the_other_keeps_its_own(command):
+    pytest.importorskip("openskill")
+    options = ["tagger=one", "tagger=random", "runner=one", "--ratings", *QUICK]
+    code, output, errors = command("crossplay", *options)
+    assert (code, errors) == (0, [])
+    assert "ratings by openskill: tagger, best first" in output
+    assert "ratings by openskill: runner has none, as there is one entry to rate" in output
+    said = json.loads(command("crossplay", *options, "--json")[1])["ratings"]
+    assert said["tagger"].keys() == {"tagger=one", "tagger=random"} and said["runner"] == {}
+
+
 REFUSED = {
     "": r"Missing|expected one or more|at least",
     "one one": r"runs is \['one', 'one'\]; expected one or more, each once",
-    "random": "expected at least one run, whose game is played",
+    "random": "expected at least one RUN or ROLE=RUN, whose game is played",
+    "tagger=random runner=own_scripts.py:stay": "expected at least one RUN or ROLE=RUN, whose game is played",
+    "scripted one": (
+        r"policies\['scripted'\]: runner was played by a function in training, .*; expected tagger of the run alone, "
+        "which is tagger=scripted on the command line, and what plays runner now .*runner=file.py:function"
+    ),
+    "one runner=scripted": (
+        r"policies\['runner=scripted'\]: runner was played by a function in training, which the checkpoint does not "
+        "have; expected what plays runner now as an entry of its own, such as runner=file.py:function or runner=random"
+    ),
+    "one --ratings": "compare the entries of a side, and tagger of one and runner of one are alone on theirs; expected",
     "one nowhere": "runs has 'nowhere': there is no file or folder nowhere; expected random, still, RUN, or for a role",
     "one own_scripts.py:stay": "runs has the script 'own_scripts.py:stay'; expected the role that it plays",
     "one pole": r"policies\['pole'\] is of cartpole on cpu; expected tag_gridworld",
@@ -160,6 +202,8 @@ REFUSED = {
 
 @pytest.mark.parametrize("words", REFUSED)
 def test_wrong_arguments_are_refused_before_anything_is_written(words, command, tmp_path):
+    if "--ratings" in words:
+        pytest.importorskip("openskill")
     before = sorted(tmp_path.glob("*"))
     code, output, errors = command("crossplay", *QUICK, *words.split())
     assert (code, output) == (2, "") and len(errors) == 1 and re.search(REFUSED[words], errors[0]), errors

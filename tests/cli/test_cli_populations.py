@@ -125,7 +125,7 @@ def test_crossplay_of_a_run_is_a_matrix_of_its_members(command):
             expected = evaluate(env, actors, 8, seed=5)["return_tagger"]
             assert found["returns"]["tagger"]["mean"][row][column] == pytest.approx(expected, rel=1e-9)
     assert len({number for row in found["returns"]["tagger"]["mean"] for number in row}) > 2
-    assert found["self_and_cross_play"]["tagger"]["runs"] == 2
+    assert found["self_and_cross_play"] == {}, "all of them trained together"
     one = json.loads(command("crossplay", "tag:2", "random", *QUICK, "--json")[1])
     assert one["rows"] == one["columns"] == ["tag:2", "random"]
 
@@ -136,6 +136,24 @@ def test_self_play_and_cross_play_of_a_team(command):
     told, means = found["self_and_cross_play"]["agent"], found["returns"]["agent"]["mean"]
     assert told["self_play"] == pytest.approx((means[0][0] + means[1][1]) / 2)
     assert told["cross_play"] == pytest.approx((means[0][1] + means[1][0]) / 2)
+
+
+def test_members_that_trained_together_are_one_run(command, tmp_path):
+    shutil.copytree(tmp_path / "tag", tmp_path / "other")
+    shutil.copytree(tmp_path / "tag", tmp_path / "third")
+    checkpoint = f"third/checkpoints/{max((tmp_path / 'third/checkpoints').glob('iteration-*')).name}:0"
+    code, output, _ = command("crossplay", "tag", "other:0", "other:1", checkpoint, "third:1", *QUICK, "--json")
+    assert code == 0
+    found = json.loads(output)
+    names = ["tag:0", "tag:1", "other:0", "other:1", checkpoint, "third:1"]
+    assert found["rows"] == [*names[:2], "tag:2", *names[2:]] and found["columns"] == names
+    rows = [row for k, row in enumerate(found["returns"]["tagger"]["mean"]) if k != 2]
+    told = found["self_and_cross_play"]["tagger"]
+    assert told["runs"] == 3 and told["self_play"] == pytest.approx(sum(rows[k][k] for k in range(6)) / 6)
+    cross = [rows[i][j] for i in range(6) for j in range(6) if i // 2 != j // 2]
+    assert told["cross_play"] == pytest.approx(sum(cross) / 24)
+    # All three runs are equal, so the means without one of them are too.
+    assert told["self_play_standard_error"] == pytest.approx(0, abs=1e-9)
 
 
 def test_commands_take_a_member(command, tmp_path):
@@ -149,6 +167,14 @@ def test_commands_take_a_member(command, tmp_path):
     assert command("replay", "record", "tag:2", "--device", "cpu")[0] == 0
     assert command("export", "tag:2", "--format", "torchscript")[0] == 0
     assert (tmp_path / "tag/torchscript-2/tagger.pt").is_file()
+
+
+def test_the_best_responses_to_each_member_have_a_file(command, tmp_path):
+    options = ["--roles", "runner", "--num-envs", "4", "--total-steps", "32", *QUICK]
+    for run, name in (("tag:1", "exploitability-1.json"), ("tag/checkpoints:2", "exploitability-2.json")):
+        code, output, _ = command("exploit", run, *options)
+        assert code == 0 and output.splitlines()[-1] == f"wrote tag/{name}"
+        assert json.loads((tmp_path / "tag" / name).read_text())["run"] == run
 
 
 def test_a_member_is_frozen_or_an_opponent(command, tmp_path):

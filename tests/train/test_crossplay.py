@@ -131,15 +131,47 @@ def test_a_game_of_several_roles_has_a_matrix_for_each(device):
 
 def test_standard_errors_are_those_of_leaving_out_runs():
     means = torch.tensor([[4.0, 1.0, 2.0], [0.0, 6.0, 1.0], [3.0, 5.0, 5.0]], dtype=torch.float64)
-    found = self_and_cross_play(means)
+    found = self_and_cross_play(means, "abc")
     assert (found.runs, found.self_play, found.cross_play, found.gap) == (3, 5, 2, 3)
     # Without run 0: 5.5 and (1 + 5) / 2 = 3; without 1: 4.5 and 2.5; without 2: 5 and 0.5.
     assert found.self_play_standard_error == pytest.approx((2 / 3 * 0.5) ** 0.5)
     assert found.cross_play_standard_error == pytest.approx((2 / 3 * (1 + 0.25 + 2.25)) ** 0.5)
     assert found.gap_standard_error == pytest.approx((2 / 3 * ((2.5 - 3) ** 2 + (2 - 3) ** 2 + (4.5 - 3) ** 2)) ** 0.5)
-    pair = self_and_cross_play(means[:2, :2])
+    pair = self_and_cross_play(means[:2, :2], "ab")
     assert (pair.self_play, pair.cross_play, pair.gap) == (5, 0.5, 4.5)
     assert pair.self_play_standard_error is pair.cross_play_standard_error is pair.gap_standard_error is None
+
+
+def test_entries_of_one_run_are_left_out_together_and_are_no_cross_play():
+    means = torch.tensor([[4.0, 90.0, 1.0, 2.0], [90.0, 6.0, 3.0, 4.0], [1.0, 2.0, 5.0, 6.0], [3.0, 0.0, 1.0, 7.0]])
+    found = self_and_cross_play(means.double(), "aabc")
+    # The pairings of the entries 0 and 1, of run a, are in neither mean.
+    assert (found.runs, found.self_play, found.cross_play) == (3, 22 / 4, pytest.approx(23 / 10))
+    # Without a: 6 and (6 + 1) / 2 = 3.5; without b: 17 / 3 and (2 + 4 + 3 + 0) / 4; without c: 5 and 7 / 4.
+    for left, error in (
+        ([6, 17 / 3, 5], found.self_play_standard_error),
+        ([3.5, 9 / 4, 7 / 4], found.cross_play_standard_error),
+        ([2.5, 17 / 3 - 9 / 4, 13 / 4], found.gap_standard_error),
+    ):
+        mean = sum(left) / 3
+        assert error == pytest.approx((2 / 3 * sum((value - mean) ** 2 for value in left)) ** 0.5)
+    pair = self_and_cross_play(means.double()[:3, :3], "aab")
+    assert (pair.runs, pair.cross_play, pair.gap_standard_error) == (2, 7 / 4, None)
+
+
+def test_the_runs_of_entries_are_given(device):
+    env = gpu_vecenv.make(Gift, 4, device)
+    policies = {name: {"player": always(choice)} for name, choice in (("a0", 0), ("a1", 1), ("b", 0))}
+    runs = {"a0": "a", "a1": "a"}
+    found = crossplay(env, policies, episodes=4, runs=runs)
+    mean = found.returns["player"].mean
+    told = found.self_and_cross_play["player"]
+    assert told.runs == 2 and told.self_play == pytest.approx(sum(mean[k][k] for k in range(3)) / 3)
+    assert told.cross_play == pytest.approx((mean[0][2] + mean[1][2] + mean[2][0] + mean[2][1]) / 4)
+    del policies["b"]
+    assert crossplay(env, policies, episodes=4, runs=runs).self_and_cross_play == {}
+    policies["a"] = policies["a0"]  # a run of its own, though it has the name of another
+    assert crossplay(env, policies, episodes=4, runs=runs).self_and_cross_play["player"].runs == 2
 
 
 # Ratings
@@ -200,6 +232,9 @@ REFUSED = {
     ),
     "all agents": ({"roles": ["first", "second"]}, ConfigError, "leaves agents for one side alone"),
     "roles that are none": ({"roles": "first"}, TypeError, "roles is 'first'.*; expected a list"),
+    "a run of nobody": ({"runs": {"b": "one"}}, ConfigError, r"runs has 'b'; expected some of \['a'\]"),
+    "runs that are none": ({"runs": ["a"]}, TypeError, r"runs is \['a'\].*; expected a mapping"),
+    "a run without a name": ({"runs": {"a": 3}}, TypeError, r"runs\['a'\] is 3.*; expected the name of a run"),
     "one episode": ({"episodes": 1}, ValueError, "episodes is 1; expected an int >= 2"),
     "no flag": ({"greedy": 1}, TypeError, "greedy is 1"),
     "no seed": ({"seed": -1}, ValueError, "seed is -1"),
