@@ -645,8 +645,8 @@ REFUSED = {
         r"unknown policy 'runner' in policies; those that are trained are \['tagger'\]",
     ),
     "a role that is frozen and cannot stand still": (
-        "train economy --frozen planner=still",
-        "'still' is given, but Economy declares no noop of 'planner'",
+        "train tag_continuous --frozen runner=still",
+        "'still' is given, but TagContinuous declares no noop of 'runner'",
     ),
     "a script without a role": (
         "train tag_gridworld --frozen nowhere.py:east",
@@ -1188,7 +1188,8 @@ def test_frozen_roles_leave_the_others_to_share(trained, command, tmp_path):
     assert command(*GRID, *SHORT, "--sharing", "all", "--frozen", f"runner={trained}", "--out", "run")[0] == 0
     assert newest(tmp_path / "run")[1]["trained"] == ["tagger"]
     result = command(*GRID, *SHORT, "--frozen", f"tagger={trained}", "--policies", '{"tagger": {"clip": 0.1}}')
-    refused(result, r"unknown policy 'tagger' in policies; those that are trained are \['runner'\]")  # a frozen one has none to change
+    # A frozen one has none to change.
+    refused(result, r"unknown policy 'tagger' in policies; those that are trained are \['runner'\]")
 
 
 @pytest.mark.parametrize("other", ["continuous", "cartpole"])

@@ -193,8 +193,8 @@ REFUSED = {
     "one pole": r"policies\['pole'\] is of cartpole on cpu; expected tag_gridworld",
     "one runner=own_scripts.py:nonsuch": "own_scripts.py has no 'nonsuch'",
     "one runner=own_scripts.py:number": "own_scripts.py:number is 3; expected a function of the configured game",
-    "one nonsuch=own_scripts.py:stay": "unknown role 'nonsuch'",
-    "one --roles nonsuch": "unknown role 'nonsuch'",
+    "one nonsuch=own_scripts.py:stay": "unknown role or agent 'nonsuch' in runs",
+    "one --roles nonsuch": "unknown role 'nonsuch' of TagGridworld",
     "one --episodes 1": r"episodes is 1; expected a value in \[2",
     "one --out three": "out is three; expected a file's name",
 }

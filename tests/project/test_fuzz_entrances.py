@@ -190,7 +190,7 @@ def entrances(tmp_path_factory):
             gpu_vecenv.crossplay,
             {
                 "env": (env, set()), "policies": ({"a": policy, "b": None}, set()), "roles": ([], {"[]"}),
-                "episodes": (2, COUNT), "greedy": (False, TRUE), "seed": (1, set()),
+                "runs": (None, NONE | {"{}"}), "episodes": (2, COUNT), "greedy": (False, TRUE), "seed": (1, set()),
                 "on_progress": (lambda *_: None, {"a function", "a class"}),
             },
         ),
