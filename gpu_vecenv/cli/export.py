@@ -24,7 +24,8 @@ class Export(Command):
 
     run: Run  # folder of the run, or one of its checkpoints
     format: Literal["onnx", "torchscript", "hub"] = "onnx"  # one file for each policy, or a folder with a model card
-    out: Path | None = None  # folder for the files; None: one with the format's name in that of the run
+    # folder for the files; None: one with the format's name in that of the run, or beside the checkpoint
+    out: Path | None = None
     best: bool = False  # the best checkpoint instead of the newest
     game: str | None = None  # file that declares the game; None: the run's, unless it has changed
 

@@ -235,7 +235,7 @@ class Train(DeviceOptions, Generic[GameT, ConfigT]):
             raise ConfigError(f'policies is {self.policies!r}; expected JSON like {{"tagger": {{"gamma": 0.9}}}}')
         if unknown := set(changes) - set(names):
             listed = ", ".join(map(repr, sorted(unknown)))
-            raise ConfigError(f"unknown policy {listed} in policies; those that are trained are {names}")
+            raise ConfigError(f"unknown policy {listed} in policies; expected one of those that are trained: {names}")
         known = {"population", *(option.name for option in dataclasses.fields(self.learner))}
         for name, values in changes.items():
             if wrong := set(values) - known:

@@ -582,15 +582,15 @@ REFUSED = {
     ),
     "an unknown policy": (
         'train tag_gridworld --policies {"taggr":{}}',
-        r"unknown policy 'taggr' in policies; those that are trained are \['tagger', 'runner'\]",
+        r"unknown policy 'taggr' in policies; expected one of those that are trained: \['tagger', 'runner'\]",
     ),
     "a shared policy where none is shared": (
         'train tag_gridworld --policies {"tagger+runner":{}}',
-        r"unknown policy 'tagger\+runner' in policies; those that are trained are \['tagger', 'runner'\]",
+        r"unknown policy 'tagger\+runner' in policies; expected one of those that are trained: \['tagger', 'runner'\]",
     ),
     "a policy of its own where all share one": (
         'train tag_gridworld --sharing all --policies {"tagger":{"clip":0.1}}',
-        r"unknown policy 'tagger' in policies; those that are trained are \['tagger\+runner'\]",
+        r"unknown policy 'tagger' in policies; expected one of those that are trained: \['tagger\+runner'\]",
     ),
     "an unknown key of a policy": (
         'train tag_gridworld --policies {"tagger":{"lerning_rate":0.1}}',
@@ -642,7 +642,7 @@ REFUSED = {
     ),
     "hyper-parameters of a frozen role": (
         'train tag_gridworld --frozen runner=random --policies {"runner":{"gamma":0.9}}',
-        r"unknown policy 'runner' in policies; those that are trained are \['tagger'\]",
+        r"unknown policy 'runner' in policies; expected one of those that are trained: \['tagger'\]",
     ),
     "a role that is frozen and cannot stand still": (
         "train tag_continuous --frozen runner=still",
@@ -1189,7 +1189,7 @@ def test_frozen_roles_leave_the_others_to_share(trained, command, tmp_path):
     assert newest(tmp_path / "run")[1]["trained"] == ["tagger"]
     result = command(*GRID, *SHORT, "--frozen", f"tagger={trained}", "--policies", '{"tagger": {"clip": 0.1}}')
     # A frozen one has none to change.
-    refused(result, r"unknown policy 'tagger' in policies; those that are trained are \['runner'\]")
+    refused(result, r"unknown policy 'tagger' in policies; expected one of those that are trained: \['runner'\]")
 
 
 @pytest.mark.parametrize("other", ["continuous", "cartpole"])
