@@ -200,14 +200,19 @@ REFUSED = {
 }
 
 
+def files(folder):
+    """Without those of imported scripts."""
+    return sorted(path for path in folder.glob("*") if path.name != "__pycache__")
+
+
 @pytest.mark.parametrize("words", REFUSED)
 def test_wrong_arguments_are_refused_before_anything_is_written(words, command, tmp_path):
     if "--ratings" in words:
         pytest.importorskip("openskill")
-    before = sorted(tmp_path.glob("*"))
+    before = files(tmp_path)
     code, output, errors = command("crossplay", *QUICK, *words.split())
     assert (code, output) == (2, "") and len(errors) == 1 and re.search(REFUSED[words], errors[0]), errors
-    assert sorted(path for path in tmp_path.glob("*") if path.name != "__pycache__") == before
+    assert files(tmp_path) == before
 
 
 def test_ratings_without_the_library_are_refused_before_anything_is_played(command, monkeypatch):

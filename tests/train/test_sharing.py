@@ -295,7 +295,7 @@ def test_on_the_command_line(command):
     }
     assert alone != random and json.loads(command(*evaluation, "--opponents", "tagger=run")[1]) == alone
     code, _, errors = command(*evaluation, "--opponents", "tagger_2=random")
-    assert code and "unknown role 'tagger_2' in opponents" in "".join(errors)
+    assert code and "unknown role or agent 'tagger_2' in opponents" in "".join(errors)
     code, _, errors = command(*TAG, "--frozen", "tagger=run", "--total-steps", 16, "--out", "frozen")
     assert code == 0, errors
     policy, frozen = load_policy("run"), load_policy("frozen")
