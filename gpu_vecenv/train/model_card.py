@@ -125,7 +125,7 @@ def model_card(policy: GamePolicy, results: Results, *, curve: bool) -> str:
     if matches:
         lines += ["", "| against fixed opponents | episodes | mean return |", "|---|---|---|"]
     for match in matches:
-        found, (role, _) = results[match], match.split(" against ")
+        found, (role, *_) = results[match], match.partition(" against ")  # a script's file may have any name
         lines.append(f"| {match} | {found['episodes']:,.0f} | {found[f'return_{role}']:.4g} |")
     lines += ["", f"The game's configuration: `{game.layout.config}`. Hyperparameters: `{CONFIG}`.", ""]
     if curve:

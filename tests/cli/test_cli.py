@@ -646,7 +646,7 @@ REFUSED = {
     ),
     "a role that is frozen and cannot stand still": (
         "train tag_continuous --frozen runner=still",
-        "'still' is given, but TagContinuous declares no noop of 'runner'",
+        "'still' is given, but TagContinuous declares no noop of 'runner'; expected one, such as noop = 0",
     ),
     "a script without a role": (
         "train tag_gridworld --frozen nowhere.py:east",

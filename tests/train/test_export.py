@@ -319,6 +319,7 @@ def test_the_metadata_of_a_card_is_yaml_with_the_returns(policy):
     results = {
         "all random": {"episodes": 7, f"return_{role}": -9.0},
         f"{role} against random": {"episodes": 1200, f"return_{role}": 3.5, f"worst_return_{role}": -4.0},
+        f"{role} against all against one.py:flee": {"episodes": 5, f"return_{role}": 2.25},
         "all trained": {"episodes": 7, f"return_{role}": -1.25},
     }
     card = model_card(policy, results, curve=True)
@@ -329,6 +330,7 @@ def test_the_metadata_of_a_card_is_yaml_with_the_returns(policy):
     assert metric == {"type": "mean_reward", "name": f"return_{role}", "value": -1.25}
     assert "-1.25 |" in text and "learning_curve.png" in text
     assert f"| {role} against random | 1,200 | 3.5 |" in text and "all random" not in text
+    assert f"| {role} against all against one.py:flee | 5 | 2.25 |" in text
 
 
 def test_a_policy_whose_configuration_is_unknown_has_no_card(policy, tmp_path):
