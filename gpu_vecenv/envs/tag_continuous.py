@@ -88,7 +88,11 @@ class TagContinuous(Env):
             "precision": "tf32",
         }
     )
-    preset_opponents = MappingProxyType({"members": ("snapshots", "random"), "share": 0.5})
+    # A tagger gains in nearly every episode, so that every opponent counts as beaten and "hard" sampling would draw
+    # random play ever less. An opponent stays for three episodes of the usual length: 24 iterations of 64 steps.
+    preset_opponents = MappingProxyType(
+        {"members": ("snapshots", "random"), "share": 0.5, "sampling": "uniform", "reassign_interval": 24}
+    )
 
     def validate(self) -> None:
         for low, high in (("min_acceleration", "max_acceleration"), ("min_turn", "max_turn")):
