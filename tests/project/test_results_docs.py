@@ -3,7 +3,7 @@
 import json
 import re
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -232,15 +232,36 @@ def options_of_tag_continuous() -> Iterator[str]:
         cells = [row["option"], str(len(row["runs"])), f"{row['seconds']} s"]
         for pairing, metric in columns.items():
             found = [run["pairings"][pairing][metric] for run in row["runs"]]
-            digits = ".0%" if metric == "tagged_all" else ".2f"
-            mean, low, high = (format(value, digits) for value in (statistics.fmean(found), min(found), max(found)))
-            cells.append(mean if len(found) == 1 else f"{mean} ({low} … {high})")
+            cells.append(spread(found, ".0%" if metric == "tagged_all" else ".2f"))
         yield f"| {' | '.join(cells)} |"
 
 
 def test_the_table_of_options_of_tag_continuous_is_what_was_measured() -> None:
     rows = list(options_of_tag_continuous())
     assert len(rows) == 5 and [row for row in rows if row not in TEXT] == []
+
+
+def sampling_of_opponents() -> Iterator[str]:
+    """One line for each setting: shares of episodes in which all were tagged, and returns of the trained runners."""
+    for row in results("tag_continuous-sampling.json")["rows"]:
+        option = f"{row['sampling']}, {row['num_snapshots']}, {row['reassign_interval']}"
+        cells = [str(row["taggers"]), option, f"{row['runs'][0]['seed']} to {row['runs'][-1]['seed']}"]
+        for pairing in ("trained - random", "trained - flee", "trained - trained"):
+            cells.append(spread([run["pairings"][pairing]["tagged_all"] for run in row["runs"]], ".0%"))
+        for pairing in ("pursuit - trained", "random - trained"):
+            cells.append(spread([run["pairings"][pairing]["return_runner"] for run in row["runs"]], ".2f"))
+        yield f"| {' | '.join(cells)} |"
+
+
+def spread(found: Sequence[float], digits: str) -> str:
+    """The mean, and of several values the lowest and the highest."""
+    mean, low, high = (format(value, digits) for value in (statistics.fmean(found), min(found), max(found)))
+    return mean if len(found) == 1 else f"{mean} ({low} … {high})"
+
+
+def test_the_table_of_sampling_of_opponents_is_what_was_measured() -> None:
+    rows = list(sampling_of_opponents())
+    assert len(rows) == 6 and [row for row in rows if row not in TEXT] == []
 
 
 def partners() -> Iterator[str]:
@@ -297,13 +318,12 @@ def options() -> Iterator[str]:
     """The end of one line for each trial of other options: env-steps, seeds, measure and the scores."""
     for row in results("trials.json")["rows"]:
         scores, digits = list(row["scores"].values()), ".1f" if row["measure"] == "return" else ".1%"
-        mean, low, high = (format(score, digits) for score in (statistics.fmean(scores), min(scores), max(scores)))
-        yield f"| {row['env_steps']:,} | {len(scores)} | {row['measure']} | {mean} ({low} … {high}) |"
+        yield f"| {row['env_steps']:,} | {len(scores)} | {row['measure']} | {spread(scores, digits)} |"
 
 
 def test_the_table_of_other_options_is_what_was_measured() -> None:
     rows = list(options())
-    assert len(rows) == 39 and [row for row in rows if row not in TEXT] == []
+    assert len(rows) == 40 and [row for row in rows if row not in TEXT] == []
 
 
 def test_each_table_names_the_commit_and_the_device_of_its_file() -> None:
