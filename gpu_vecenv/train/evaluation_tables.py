@@ -20,23 +20,45 @@ from gpu_vecenv.train.evaluation import Evaluator, RolePolicy
 from gpu_vecenv.train.evaluation_curves import ALL_RANDOM
 from gpu_vecenv.train.evaluation_sizes import num_envs_for
 from gpu_vecenv.train.fixed_opponents import FixedOpponents
-from gpu_vecenv.train.role_view import sides_with_returns
+from gpu_vecenv.train.role_view import agents_of, sides_with_returns
 from gpu_vecenv.train.seed_statistics import bootstrap_interval
 from gpu_vecenv.train.trainer import Trainer
 
 ALL_TRAINED = "all trained"
+SOME_TRAINED = "trained with "  # begins the name where agents are frozen, which follow
+MOST_NAMES = 4  # of frozen roles and agents
 SEED_STATISTICS = {"IQM": "interquartile_mean", "IQM, low": "interval_low", "IQM, high": "interval_high"}
 Results: TypeAlias = Mapping[str, Mapping[str, float]]  # pairing -> what ``evaluate`` returns
 
 
 def pairings_of(trainer: Trainer, opponents: FixedOpponents) -> dict[str, Mapping[str, RolePolicy]]:
-    """Name -> actors: all roles random, each match against a fixed opponent, and all roles trained."""
+    """Name -> actors: all roles random, each match against a fixed opponent, and all roles as they act in training."""
     pairings: dict[str, Mapping[str, RolePolicy]] = {
         ALL_RANDOM: trainer.role_policies(list(trainer.env.game.layout.roles))
     }
     pairings |= {match.name: opponents.role_policies(match) for match in opponents.matches if opponents.replaces(match)}
-    pairings[ALL_TRAINED] = trainer.role_policies()
+    pairings[name_as_in_training(trainer)] = trainer.role_policies()
     return pairings
+
+
+def name_as_in_training(trainer: Trainer) -> str:
+    """Names the pairing of a trainer's policies as they are: "all trained", or as "trained with runner frozen"."""
+    game, frozen = trainer.env.game, list[str]()
+    learning = {agent for learner in trainer.learners.values() for agent in learner.policy.view.agent_numbers}
+    for role in game.layout.present_roles:
+        own = agents_of(game, [role])
+        names = [game.layout.agent_names[agent] for agent in own if agent not in learning]
+        frozen += [role] if len(names) == len(own) else names
+    if not frozen:
+        return ALL_TRAINED
+    more = f" and {len(frozen) - MOST_NAMES} more" if len(frozen) > MOST_NAMES else ""
+    return f"{SOME_TRAINED}{'+'.join(frozen[:MOST_NAMES])}{more} frozen"
+
+
+def results_as_in_training(results: Results) -> Mapping[str, float]:
+    """What ``evaluate`` returned of that pairing; empty where it was not played."""
+    names = (name for name in results if name == ALL_TRAINED or name.startswith(SOME_TRAINED))
+    return results.get(next(names, ALL_TRAINED), {})
 
 
 def evaluations(

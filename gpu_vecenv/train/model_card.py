@@ -17,7 +17,7 @@ from gpu_vecenv.train.central_critic import Tower
 from gpu_vecenv.train.checkpoint import save_checkpoint
 from gpu_vecenv.train.encoders import EncodedActorCritic
 from gpu_vecenv.train.evaluation_curves import EVALUATION_FILE
-from gpu_vecenv.train.evaluation_tables import ALL_TRAINED, Results
+from gpu_vecenv.train.evaluation_tables import Results, results_as_in_training
 from gpu_vecenv.train.fixed_policy import kinds_of
 from gpu_vecenv.train.game_policy import GamePolicy
 from gpu_vecenv.train.networks import ActorCritic
@@ -89,14 +89,14 @@ def model_card(policy: GamePolicy, results: Results, *, curve: bool) -> str:
 
     Args:
         policy: The policies.
-        results: Pairing -> what ``evaluate`` returned: "all trained", and of roles against fixed opponents, such as
-            "tagger against random"; may be empty.
+        results: Pairing -> what ``evaluate`` returned: "all trained", or as "trained with runner frozen", and of roles
+            against fixed opponents, such as "tagger against random"; may be empty.
         curve: Whether ``learning_curve.png`` lies beside it.
     """
     game, name = policy.game, policy.game.name()
     identifier = gymnasium_id(type(game))
     algorithms = sorted({config.algorithm for config in policy.configs.values()})
-    trained = results.get(ALL_TRAINED, {})
+    trained = results_as_in_training(results)
     returns = {own: trained[f"return_{own}"] for own in policy.policies if f"return_{own}" in trained}
     metrics = [{"type": "mean_reward", "name": f"return_{own}", "value": value} for own, value in returns.items()]
     result = {

@@ -320,7 +320,8 @@ def _print_evaluations(console: Console, one: Run, seeds: int = 1) -> None:
     against = f", {matches} against fixed opponents" * (matches > 0)
     few = f" (after a longer training {EPISODES:,} each)" if _few(one, episodes) else ""
     number = f"{times}{len(pairings)} x {counted(episodes, 'episode')}"
-    _print_line(console, f"evaluating {number}{few}: all random{against}, all trained")
+    first, *_, last = pairings
+    _print_line(console, f"evaluating {number}{few}: {first}{against}, {last}")
 
 
 def _few(one: Run, episodes: int) -> bool:

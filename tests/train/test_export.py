@@ -313,14 +313,15 @@ def test_the_code_of_a_card_acts_like_the_policy(policy, tmp_path, monkeypatch):
         assert (told in card) == (size > 0)
 
 
-def test_the_metadata_of_a_card_is_yaml_with_the_returns(policy):
+@pytest.mark.parametrize("name", ["all trained", "trained with others frozen"])
+def test_the_metadata_of_a_card_is_yaml_with_the_returns(name, policy):
     yaml = pytest.importorskip("yaml")
     role = next(iter(policy.policies))
     results = {
         "all random": {"episodes": 7, f"return_{role}": -9.0},
         f"{role} against random": {"episodes": 1200, f"return_{role}": 3.5, f"worst_return_{role}": -4.0},
         f"{role} against all against one.py:flee": {"episodes": 5, f"return_{role}": 2.25},
-        "all trained": {"episodes": 7, f"return_{role}": -1.25},
+        name: {"episodes": 7, f"return_{role}": -1.25},
     }
     card = model_card(policy, results, curve=True)
     _, metadata, text = card.split("---\n", 2)

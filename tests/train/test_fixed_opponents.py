@@ -16,6 +16,7 @@ from gpu_vecenv.errors import CheckpointCorruptError, ConfigError
 from gpu_vecenv.train.checkpoint import load_checkpoint
 from gpu_vecenv.train.evaluation import Evaluator
 from gpu_vecenv.train.evaluation_log import COLUMNS, EvaluationLog
+from gpu_vecenv.train.evaluation_tables import name_as_in_training, pairings_of
 from gpu_vecenv.train.fixed_opponents import FixedOpponents, Match, parsed_scripts
 from gpu_vecenv.train.fixed_policy import StandingStill
 from gpu_vecenv.train.ppo import PPOConfig
@@ -170,6 +171,39 @@ def test_a_run_leaves_a_table_and_a_summary_of_all_matches(device, tmp_path, cap
     assert list(results) == ["all random", *against, "all trained"] and all(name in output for name in against)
     for found in results.values():
         assert found["worst_return_tagger"] <= found["return_tagger"]
+
+
+FREEZING = {
+    "a role": ({"tagger": PolicySpec(), "runner": PolicySpec(train=False)}, "trained with runner frozen"),
+    "a role without a network": (
+        {"tagger": PolicySpec(actor="random"), "runner": PolicySpec()},
+        "trained with tagger frozen",
+    ),
+    "an agent": (
+        {"tagger_0": PolicySpec(), "tagger_1": PolicySpec(train=False), "runner": PolicySpec()},
+        "trained with tagger_1 frozen",
+    ),
+    "an agent and a role": (
+        {"tagger_0": PolicySpec(), "tagger_1": PolicySpec(train=False), "runner": PolicySpec(train=False)},
+        "trained with tagger_1+runner frozen",
+    ),
+    "populations": ({"tagger": PolicySpec(population=2), "runner": PolicySpec(population=3)}, "all trained"),
+}
+
+
+@pytest.mark.parametrize("what", FREEZING)
+def test_the_name_of_the_last_pairing_says_what_is_frozen(what):
+    policies, expected = FREEZING[what]
+    trainer = grid("cpu", policies=policies)
+    names = list(pairings_of(trainer, FixedOpponents(trainer)))
+    assert (names[0], names[-1]) == ("all random", expected)
+
+
+def test_of_many_frozen_agents_the_first_are_named():
+    env = gpu_vecenv.make("tag_gridworld", 6, "cpu", num_taggers=7, grid=5, max_steps=9)
+    policies = {f"tagger_{k}": PolicySpec(train=k == 0) for k in range(7)} | {"runner": PolicySpec()}
+    name = name_as_in_training(Trainer(env, SMALL, policies=policies))
+    assert name == "trained with tagger_1+tagger_2+tagger_3+tagger_4 and 2 more frozen"
 
 
 def test_the_initial_opponent_is_that_of_the_checkpoint_after_a_resume(tmp_path):

@@ -34,6 +34,7 @@ def number(game):
 """
 POOL = "--opponents-share 0.5 --opponents-ranges 4 --num-snapshots 2 --snapshot-interval 2 --reassign-interval 1"
 STEPS = 64
+PAIRINGS = ["all random", "trained with runner frozen"]
 
 
 def table(run):
@@ -123,6 +124,8 @@ def test_a_frozen_role_is_played_and_its_run_resumes_bit_by_bit(player, train, c
     source = f"{script}:east" if player == "script" else player
     code, output, errors = train("--frozen", f"runner={source}", "--out", "whole")
     assert (code, errors) == (0, [])
+    assert list(json.loads((tmp_path / "whole" / "evaluation.json").read_text())) == PAIRINGS
+    assert "4 episodes: all random, trained with runner frozen\n" in output and f"\n{PAIRINGS[1]} " in output
     hint = re.search(r"^to watch it +gpu-vecenv (.*)$", output, re.MULTILINE)
     assert hint is not None and command(*shlex.split(hint[1]), "--device", "cpu")[0] == 0
     rows = table(tmp_path / "whole")
