@@ -106,11 +106,14 @@ class Player(NamedTuple):
         """Role or agent -> its actor, of a run its policies; arguments and errors as of ``players``."""
         return actors_of(self.players(game, **options))
 
-    def players(self, game: Env, **options: Any) -> dict[str, GamePolicy | FixedActor]:
+    def players(
+        self, game: Env, policies: GamePolicy | None = None, **options: Any
+    ) -> dict[str, GamePolicy | FixedActor]:
         """Role or agent -> what plays it; agents that are joined by "+" have one script together.
 
         Args:
             game: That is played.
+            policies: Of the run, if they are loaded already.
             options: Of ``load_policy``.
 
         Raises:
@@ -125,20 +128,22 @@ class Player(NamedTuple):
             return dict.fromkeys(names, STILL)
         if self.is_script:
             return {self.role: Script(self.role, self.source).actor(self.option, game)}
-        return {name: self.loaded(game, name, **options) for name in names}
+        return {name: self.loaded(game, name, policies, **options) for name in names}
 
-    def loaded(self, game: Env, name: str, **options: Any) -> GamePolicy:
+    def loaded(self, game: Env, name: str, policies: GamePolicy | None = None, **options: Any) -> GamePolicy:
         """The policies of a run of the same game, where a role, or that of an agent, acts alike.
 
         Args:
             game: That is played.
             name: Role or agent.
+            policies: Of the run, if they are loaded already.
             options: Of ``load_policy``.
 
         Raises:
             ConfigError: It is of another game, or of other observations or actions.
         """
-        loaded, role = load_policy(self.source, **options), role_of(game, name)
+        loaded = load_policy(self.source, **options) if policies is None else policies
+        role = role_of(game, name)
         where = f"{self.option}: {self.source}"
         if loaded.game.name() != game.name():
             raise ConfigError(f"{where} is a run of {loaded.game.name()}; expected one of {game.name()}")

@@ -118,8 +118,8 @@ class Crossplay(DeviceOptions):
         runs = [(text, player) for text, player in found.items() if player.is_run]
         if not runs:
             raise ConfigError(f"runs is {list(self.runs)}; expected at least one RUN or ROLE=RUN, whose game is played")
-        text, player = runs[0]
-        of_first = loaded.get(text) or {text: self._policies_of(player.source)}
+        first_text, player = runs[0]
+        of_first = loaded.get(first_text) or {first_text: self._policies_of(player.source)}
         first = next(policy for policy in of_first.values() if isinstance(policy, GamePolicy))
         entries, run_of = dict[str, Entry](), dict[str, str]()
         for text, player in found.items():
@@ -127,7 +127,8 @@ class Crossplay(DeviceOptions):
                 entries |= loaded[text]
                 run_of |= {name: _run_of(name, entry) for name, entry in loaded[text].items()}
             else:
-                entries[text] = player.actors(first.game, best=self.best, device=self.device)
+                policies = first if text == first_text else None
+                entries[text] = player.actors(first.game, policies=policies, best=self.best, device=self.device)
         return entries, run_of, first
 
     def _loaded(self, source: str) -> dict[str, GamePolicy | Mapping[str, RolePolicy]]:

@@ -11,6 +11,7 @@ import pytest
 
 import gpu_vecenv
 from gpu_vecenv.cli.main import main
+from gpu_vecenv.train import game_policy
 from gpu_vecenv.train.game_policy import load_policy
 
 TINY = "--num-envs 4 --num-steps 4 --num-minibatches 2 --num-epochs 1 --hidden-sizes 8 --device cpu".split()
@@ -154,6 +155,16 @@ def test_the_game_is_that_of_the_first_run_also_of_one_that_plays_a_role_alone(c
         found = json.loads(output)
         assert (found["game"], found["rows"], found["columns"]) == (whole["game"], both[:1], both[1:])
         assert found["returns"]["tagger"]["mean"] == [whole["returns"]["tagger"]["mean"][0][1:]]
+
+
+@pytest.mark.parametrize(
+    ("words", "runs"),
+    [("tagger=one runner=three/seed-4", ["one", "three/seed-4"]), ("runner=random tagger=one", ["one"])],
+)
+def test_a_run_that_plays_a_role_alone_is_loaded_once(words, runs, command, monkeypatch):
+    loaded, read = [], game_policy.read_run
+    monkeypatch.setattr(game_policy, "read_run", lambda run, *rest: loaded.append(str(run)) or read(run, *rest))
+    assert command("crossplay", *words.split(), *QUICK)[0] == 0 and loaded == runs
 
 
 def test_of_a_run_against_a_script_the_trained_role_plays(command):
