@@ -96,23 +96,23 @@ def padded(frame: Frame, side: int) -> Frame:
     return canvas
 
 
-def game_film(name: str, scene: Scene, runs: Path) -> Iterator[Frame]:
-    """One environment, by the policies of a run or the last cast of its scene."""
-    env = gpu_vecenv.make(name, 1, "cpu", **scene.config)
-    policy = (
-        gpu_vecenv.load_policy(runs / name, game=env.game, device="cpu")
-        if scene.trained
-        else scripted(env, scene.casts[-1])
-    )
+def game_film(env: VecEnv, policy: Policy) -> Iterator[Frame]:
+    """One environment."""
     shown = steps(env, policy, scale_to(env.game, SIDE))
     for _, (frame,) in zip(range(int(SECONDS * FPS)), shown, strict=False):
         yield padded(frame, SIDE)
 
 
-def record_trained(name: str, scene: Scene, runs: Path) -> None:
-    """Keep an episode of the policies of a run for the gallery."""
+def save_films_of(name: str, scene: Scene, runs: Path) -> None:
+    """By the policies of a run, of which an episode is also kept for the gallery, or the last cast of the scene."""
     env = gpu_vecenv.make(name, 1, "cpu", **scene.config)
-    (played,) = record(env, gpu_vecenv.load_policy(runs / name, game=env.game, device="cpu"), seed=7)
+    film = FOLDER / f"{name}.gif"
+    if not scene.trained:
+        write_video(game_film(env, scripted(env, scene.casts[-1])), film, FPS)
+        return
+    policy = gpu_vecenv.load_policy(runs / name, game=env.game, device="cpu")
+    write_video(game_film(env, policy), film, FPS)
+    (played,) = record(env, policy, seed=7)
     played.save(replay_file(name))
 
 
@@ -174,7 +174,5 @@ if __name__ == "__main__":
     write_video(front_film(Path(sys.argv[1])), FOLDER / "front.gif", FPS)
     write_video(tutorial_film(Path(sys.argv[1])), FOLDER / "foragers.gif", FPS)
     for name, scene in {**SCENES, **OTHERS}.items():
-        write_video(game_film(name, scene, Path(sys.argv[1])), FOLDER / f"{name}.gif", FPS)
-        if scene.trained:
-            record_trained(name, scene, Path(sys.argv[1]))
+        save_films_of(name, scene, Path(sys.argv[1]))
     preview(FOLDER / "front.gif").save(FOLDER.parent / "_static" / "preview.png", optimize=True)
