@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +25,7 @@ PROGRAM = "gpu-vecenv"
 GameName = Positional[Annotated[str, tyro.conf.arg(metavar="GAME")]]
 OptionalGameName = Positional[Annotated[str | None, tyro.conf.arg(metavar="GAME")]]
 Run = Positional[Annotated[Path, tyro.conf.arg(metavar="RUN")]]
+OptionsT = TypeVar("OptionsT")
 GameT = TypeVar("GameT")  # the class of a game, whose fields become options; NoGame before one is named
 
 
@@ -87,6 +90,13 @@ def game_class(name: str) -> type[Env]:
 def names_run(source: str) -> bool:
     """Whether an argument that may be a game or a run is the path of a run."""
     return not GAME_FILE.fullmatch(source) and source not in GAMES and run_and_member(source)[0].exists()
+
+
+def parsed_options(kind: type[OptionsT], arguments: Sequence[str]) -> tuple[OptionsT, list[str]] | None:
+    """Those of the arguments that are options of a class, and the others; None if one of its options is wrong."""
+    with contextlib.suppress(SystemExit), contextlib.redirect_stderr(io.StringIO()):
+        return tyro.cli(kind, args=arguments, add_help=False, return_unknown_args=True)
+    return None
 
 
 def check_option_names(command: type, *parts: type) -> None:

@@ -1,16 +1,14 @@
-"""``gpu-vecenv train``: train the policies of a game, or resume a run."""
+"""``gpu-vecenv train``: train the policies of a game."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import functools
-import io
 import itertools
 import json
-import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
@@ -20,57 +18,48 @@ import tyro
 from gpu_vecenv.cli.actors import Player, parsed_players
 from gpu_vecenv.cli.curriculum import curriculum_of, preset_schedules, stored_curriculum
 from gpu_vecenv.cli.game_files import KEY as GAME_FILE_KEY
-from gpu_vecenv.cli.game_files import game_file_settings, load_game_of_run, report_unchecked
+from gpu_vecenv.cli.game_files import game_file_settings, report_unchecked
 from gpu_vecenv.cli.opponents import OpponentOptions, errors_name_options
 from gpu_vecenv.cli.options import (
-    PROGRAM,
     DeviceOptions,
     GameName,
     GameT,
     NoGame,
-    OptionalGameName,
     check_option_names,
-    game_class,
     named_game,
+    parsed_options,
     with_parameter,
 )
+from gpu_vecenv.cli.resume import Resume
+from gpu_vecenv.cli.runs import RUN_FORMAT, check_watch, train_runs
 from gpu_vecenv.compile.device import resolve_device
-from gpu_vecenv.compile.toolchain import find_webassembly_compiler, pip
 from gpu_vecenv.declare.config import check_fields, param
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.envs.importing import absolute, imported
-from gpu_vecenv.envs.registry import find_game, game_argument, stored_configuration
-from gpu_vecenv.errors import CheckpointVersionError, ConfigError, UnknownGameError
-from gpu_vecenv.escapes import printable
+from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.files import check_output
 from gpu_vecenv.train.capacity import max_num_envs_that_fit
-from gpu_vecenv.train.checkpoint import CHECKPOINTS, CheckpointFolder
 from gpu_vecenv.train.distributed import World, num_processes, process_group
 from gpu_vecenv.train.fixed_opponents import parsed_scripts
-from gpu_vecenv.train.fixed_policy import FUNCTION, RANDOM, FixedPolicy, stored_actors
+from gpu_vecenv.train.fixed_policy import FixedPolicy
 from gpu_vecenv.train.learner_config import LearnerConfig
 from gpu_vecenv.train.opponent_ranges import preset_opponents
-from gpu_vecenv.train.opponents_config import OpponentsConfig
 from gpu_vecenv.train.policy import Policy
 from gpu_vecenv.train.policy_specs import RUN_WIDE_KEYS, PolicySpec, Sharing, names_of_policies, resolve_specs
-from gpu_vecenv.train.populations import num_cells, stored_members, stored_populations
+from gpu_vecenv.train.populations import num_cells
 from gpu_vecenv.train.ppo import MAPPO, PPOConfig
 from gpu_vecenv.train.pqn import PQNConfig
 from gpu_vecenv.train.role_view import role_of
-from gpu_vecenv.train.run import check_log, run, run_seeds
-from gpu_vecenv.train.run_folder import SETTINGS, RunConfig, make_selection, read_seeds, run_folders, seed_folder
-from gpu_vecenv.train.stored_config import stored_config, stored_configs, with_defaults
+from gpu_vecenv.train.run import check_log
+from gpu_vecenv.train.run_folder import RunConfig, make_selection
 from gpu_vecenv.train.trainer import Trainer
-from gpu_vecenv.web.training_server import TrainingServer
 
 AUTO_NUM_ENVS = {"cuda": 2000, "cpu": 512}  # upper bound of --num-envs auto; fewer if memory is short
 # Of the game's preset, for MAPPO, and for PQN where the game has none of it.
 RUN_SIZES = ("num_envs", "total_steps", "num_steps")
-RUN_FORMAT = 2  # of the settings, checkpoints and metrics in a run folder
 AlgorithmName = Literal["ppo", "a2c", "pqn", "pqn-vdn"]
 PresetName = Literal["fast", "sample-efficient", "mappo"]
-OptionsT = TypeVar("OptionsT")
 ConfigT = TypeVar("ConfigT", bound=LearnerConfig)  # the hyper-parameters of an algorithm, which become options
 
 
@@ -145,7 +134,7 @@ class Train(DeviceOptions, Generic[GameT, ConfigT]):
                 raise ConfigError(
                     "--seeds trains in one process; leave out --seeds, or start one process without torchrun"
                 )
-            _check_watch(self.watch, world)
+            check_watch(self.watch, world)
             check_log(self.run, self.seeds or 1)
             if self.out is not None:
                 check_output("out", self.out, folder=True)
@@ -177,7 +166,7 @@ class Train(DeviceOptions, Generic[GameT, ConfigT]):
                 "best_episodes": selection.episodes,
             }
             how = {"of_seeds": self.seeds is not None, "watch": self.watch, "settings": settings}
-            return _train(trainers, folder, self.run, **how)
+            return train_runs(trainers, folder, self.run, **how)
 
     def _env_maker(
         self, game: Env, specs: Mapping[str, PolicySpec], device_name: str | None, world: World, runs: int
@@ -279,15 +268,8 @@ class _Selection:
     @classmethod
     def of(cls, arguments: Sequence[str]) -> _Selection:
         """Those among the arguments; the defaults if one is wrong, which parsing all options then reports."""
-        parsed = _parsed(cls, arguments)
+        parsed = parsed_options(cls, arguments)
         return cls(resume=Path() if "--resume" in arguments else None) if parsed is None else parsed[0]
-
-
-def _parsed(kind: type[OptionsT], arguments: Sequence[str]) -> tuple[OptionsT, list[str]] | None:
-    """Those of the arguments that are options of a class, and the others; None if one of its options is wrong."""
-    with contextlib.suppress(SystemExit), contextlib.redirect_stderr(io.StringIO()):
-        return tyro.cli(kind, args=arguments, add_help=False, return_unknown_args=True)
-    return None
 
 
 def preset_defaults(
@@ -330,180 +312,6 @@ def _preset_opponents(game: type[Env], num_envs: int | Literal["auto"]) -> Oppon
     return OpponentOptions() if config is None else OpponentOptions.of_config(config)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Resume(DeviceOptions):
-    """Continue an interrupted run, or those of several seeds, bit-identically, with the configuration stored in it."""
-
-    game_name: OptionalGameName = None  # file that declares the game; None: the run's, unless it has changed
-    resume: Path  # folder of the run
-    total_steps: int | None = param(None, low=1)  # a new end of the run; the schedules change from here on
-    reward: str | None = None  # where its reward function is now; None: where it was
-    schedules: str | None = None  # where its curriculum is now; None: where it was
-    watch: bool = False  # serve a page on this computer that plays the current policies and draws the curves
-    device: str | None = None  # cpu, cuda or cuda:1; None: the run's
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-    @classmethod
-    def check_options(cls, arguments: Sequence[str]) -> None:
-        """Raise ConfigError if one of the options is not of a resumed run; a wrong value is reported elsewhere."""
-        parsed = _parsed(cls, arguments)
-        given = [word.partition("=")[0] for word in (parsed[1] if parsed else ()) if word.startswith("--")]
-        if wrong := [name for name in given if name != "--help"]:
-            names = [field.name for field in dataclasses.fields(cls) if field.name not in ("game_name", "resume")]
-            options = ["--" + name.replace("_", "-") for name in names]
-            raise ConfigError(
-                f"a resumed run keeps its game and hyper-parameters: it takes no {', '.join(wrong)}; expected one of "
-                f"{', '.join(options)}. Another value needs a new run: {PROGRAM} train "
-                "GAME, to which PolicySpec(weights=…) in Python gives these weights"
-            )
-
-    def __call__(self) -> int:
-        """Continue; the exit code of the run."""
-        given = game_class(self.game_name) if self.game_name is not None else None
-        seeds = read_seeds(self.resume)
-        folders = run_folders(self.resume)
-        begun = [folder for folder in folders if CheckpointFolder(folder / CHECKPOINTS).begun()]
-        settings, run_config = _read_settings((begun or folders)[0])
-        if given is None:
-            load_game_of_run((begun or folders)[0])
-        with process_group(settings["device"] if self.device is None else self.device) as (world, device):
-            _check_watch(self.watch, world)
-            if seeds is None or not begun:
-                manifests = [_newest_manifest(folders[0], world)]
-            else:  # a seed that has no checkpoint begins anew, like those that have
-                found = {folder: _newest_manifest(folder, world) for folder in begun}
-                pairs = zip(folders, seeds, strict=True)
-                manifests = [found.get(folder, {**found[begun[0]], "seed": seed}) for folder, seed in pairs]
-            trainers = [self._trainer(manifest, given, settings, device) for manifest in manifests]
-            how = {"of_seeds": seeds is not None, "watch": self.watch, "resume": True}
-            return _train(trainers, self.resume, run_config, **how)
-
-    def _trainer(
-        self, manifest: Mapping[str, Any], given: type[Env] | None, settings: Mapping[str, Any], device: str | None
-    ) -> Trainer:
-        """A new trainer like the one of a checkpoint's manifest."""
-        if manifest["game"] != settings["game"]:
-            raise ConfigError(f"{self.resume} is a run of {settings['game']}; its checkpoint is of {manifest['game']}")
-        kind = given or _registered(manifest["game"], self.resume)
-        env = VecEnv(
-            kind(**_known_keys(kind, stored_configuration(kind, manifest["game_config"]))),
-            manifest["num_envs"],
-            resolve_device(device),
-            autoreset_mode="next_step",
-            driver=self.driver,
-            first_env_index=manifest["first_env_index"],
-        )
-        changes: dict[str, Any] = {} if self.total_steps is None else {"total_steps": self.total_steps}
-        stored = stored_configs(manifest, str(self.resume))
-        configs = {name: dataclasses.replace(config, **changes) for name, config in stored.items()}
-        populations = stored_populations(manifest, str(self.resume))
-        specs = {
-            policy: PolicySpec(
-                config=configs[first], train=first in manifest["trained"], population=populations.get(policy, 1)
-            )
-            for policy, (first, *_) in stored_members(populations, configs, str(self.resume)).items()
-        }
-        scripts = {script.role: script for script in (Player.parsed("frozen", x) for x in settings["frozen_scripts"])}
-        for name, acts in stored_actors(manifest, str(self.resume)).items():
-            if acts == FUNCTION and name not in scripts:
-                raise ConfigError(f"{self.resume / SETTINGS} does not say which script plays {name}: frozen_scripts")
-            actor: Any = scripts[name].actors(env.game)[name] if acts == FUNCTION else acts
-            specs[name] = PolicySpec(config=configs[name], actor=actor)
-        own = stored_config(manifest, str(self.resume))
-        source = settings["reward"] if self.reward is None else self.reward
-        reward = None if source is None else imported("reward", source)
-        how = {"seed": manifest["seed"], "reward": reward, "graphs": settings["graphs"]}
-        how["opponents"] = self._opponents(settings, env.game)
-        how["curriculum"] = curriculum_of(settings["curriculum"] if self.schedules is None else self.schedules)
-        with errors_name_options():
-            return Trainer(env, dataclasses.replace(own, **changes), policies=specs, **how)
-
-    def _opponents(self, settings: Mapping[str, Any], game: Env) -> OpponentsConfig | None:
-        """Those of the run. Weights and results are of the checkpoint; what they play is opened again."""
-        options = OpponentOptions.of_settings(settings["opponents"])
-        try:
-            return options.config(game)
-        except ConfigError as error:
-            raise ConfigError(
-                f"an opponent of {self.resume} cannot be opened again: {error}. A resumed run needs it where it was"
-            ) from error
-
-
-def _check_watch(watch: bool, world: World) -> None:
-    if watch and world.size > 1:
-        raise ConfigError(
-            "--watch shows a run of one process; leave out --watch, or start one process without torchrun"
-        )
-
-
-def _train(
-    trainers: Sequence[Trainer],
-    folder: Path,
-    config: RunConfig,
-    *,
-    of_seeds: bool,
-    watch: bool,
-    **how: Any,
-) -> int:
-    """Train a run, or those of several seeds, with these arguments of ``run``; then print how to play the first one.
-
-    Args:
-        trainers: One, or those of the seeds.
-        folder: Of the run, or of the folders of the seeds.
-        config: Output options.
-        of_seeds: Whether each trainer has a run folder of its own.
-        watch: Serve the page of the first one's run, until Ctrl-C.
-        **how: ``resume`` or ``settings``.
-
-    Returns:
-        The exit code.
-    """
-    first = seed_folder(folder, trainers[0].seed) if of_seeds else folder
-    with _watched(watch, trainers[0], first) as server:
-        how["after_row"] = None if server is None else server.update
-        code = run_seeds(trainers, folder, config, **how) if of_seeds else run(trainers[0], folder, config, **how)
-        if code == 0:
-            _print_how_to_play(trainers[0], first)
-            _serve_on(server)
-    return code
-
-
-@contextlib.contextmanager
-def _watched(watch: bool, trainer: Trainer, folder: Path) -> Iterator[TrainingServer | None]:
-    """Serve the page of a run, if that is wanted."""
-    if not watch:
-        yield None
-        return
-    with TrainingServer(trainer, folder) as server:
-        print(f"watch it in a browser of this computer: {server.url}", flush=True)
-        yield server
-
-
-def _print_how_to_play(trainer: Trainer, folder: Path) -> None:
-    """The command that makes a page of the run, for games that have a picture and run in a browser."""
-    kind = type(trainer.env.game)
-    if trainer.world.rank == 0 and kind.draw is not Env.draw and kind.host:
-        source = f"{folder}{':0' if trainer.populations else ''}"
-        game = game_argument(kind) or kind.name()
-        command = f"gpu-vecenv web {shlex.quote(game)} --run {shlex.quote(source)} --out page"
-        print(f"{'to play it':15} {printable(command)}", flush=True)
-        if find_webassembly_compiler() is None:
-            print(f"{'':15} which needs ziglang: {pip('ziglang')}", flush=True)
-
-
-def _serve_on(server: TrainingServer | None) -> None:
-    """After training, until Ctrl-C."""
-    if server is None:
-        return
-    with contextlib.suppress(KeyboardInterrupt):
-        server.finish()
-        print(f"the final policies play at {server.url}; Ctrl-C ends the server", flush=True)
-        while True:  # a signal that another thread receives does not end a longer wait
-            time.sleep(1)
-
-
 def _new_folder(name: str) -> Path:
     """A folder that no other run uses, even if several start in the same second."""
     stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -513,58 +321,3 @@ def _new_folder(name: str) -> Path:
             folder.mkdir(parents=True)
             break
     return folder
-
-
-def _newest_manifest(folder: Path, world: World) -> dict[str, Any]:
-    """The manifest of this process's newest usable checkpoint in a run folder, with all options."""
-    manifest = CheckpointFolder(folder / CHECKPOINTS, rank=world.rank, world_size=world.size).load()[1]
-    return with_defaults(manifest, str(folder))
-
-
-def _read_settings(folder: Path) -> tuple[dict[str, Any], RunConfig]:
-    path = folder / SETTINGS
-    if not path.is_file():
-        raise FileNotFoundError(f"no run at {folder}: it has no {SETTINGS}")
-    try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-        if (found := settings.get("format", 1)) != RUN_FORMAT:
-            raise CheckpointVersionError(
-                f"{path} was written by another version of gpu_vecenv: its format is {found!r}; expected {RUN_FORMAT}. "
-                "Resume with the version that wrote it, or train again"
-            )
-        settings = {"reward": None, "curriculum": None, "opponents": {}, "frozen_scripts": [], **settings}
-        kinds = {
-            "reward": str | None,
-            "curriculum": str | None,
-            "opponents": dict,
-            "frozen_scripts": list,
-            "game": str,
-            "device": str | None,
-            "graphs": bool,
-            "run": dict,
-        }
-        if wrong := [key for key, kind in kinds.items() if not isinstance(settings[key], kind)]:
-            raise ConfigError(f"{', '.join(wrong)} has the wrong type")
-        # Runs of versions that had no other fixed opponents.
-        return settings, RunConfig(**{"eval_opponents": (RANDOM,), **settings["run"]})
-    except CheckpointVersionError:
-        raise
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise ConfigError(f"{path} is damaged or of another version: {type(error).__name__}: {error}") from error
-
-
-def _registered(name: str, folder: Path) -> type[Env]:
-    try:
-        return find_game(name)
-    except UnknownGameError:
-        raise ConfigError(
-            f"{folder} is a run of {name}, which is not a bundled game; give its file: {PROGRAM} train my_game.py "
-            f"--resume {folder}"
-        ) from None
-
-
-def _known_keys(game: type[Env], config: Mapping[str, Any]) -> dict[str, Any]:
-    known = {option.name for option in dataclasses.fields(game)}
-    if unknown := set(config) - known:
-        raise ConfigError(f"the run was made with keys that {game.__name__} does not have: {sorted(unknown)}")
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in config.items()}

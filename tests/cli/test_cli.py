@@ -36,7 +36,8 @@ from gpu_vecenv.cli.opponents import OpponentOptions
 from gpu_vecenv.cli.options import game_class
 from gpu_vecenv.cli.plot import Plot
 from gpu_vecenv.cli.replay import Html, Play, Record, RecordRun
-from gpu_vecenv.cli.train import AlgorithmName, Resume, Train
+from gpu_vecenv.cli.resume import Resume
+from gpu_vecenv.cli.train import AlgorithmName, Train
 from gpu_vecenv.compile.codegen import generate_header
 from gpu_vecenv.declare.attributes import PRESET_ALGORITHMS
 from gpu_vecenv.envs.registry import GAMES, configure, gymnasium_id

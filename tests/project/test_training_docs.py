@@ -12,7 +12,8 @@ from gpu_vecenv.cli.export import Export
 from gpu_vecenv.cli.main import main
 from gpu_vecenv.cli.opponents import OpponentOptions
 from gpu_vecenv.cli.plot import Plot
-from gpu_vecenv.cli.train import Resume, Train
+from gpu_vecenv.cli.resume import Resume
+from gpu_vecenv.cli.train import Train
 from gpu_vecenv.train.learner_config import LearnerConfig
 from gpu_vecenv.train.policy_specs import RUN_WIDE_KEYS
 from gpu_vecenv.train.ppo import PPOConfig
