@@ -321,7 +321,8 @@ def ratings(found: CrossPlay) -> dict[str, dict[str, tuple[float, float]]]:
     check_ratings()
     from openskill.models import PlackettLuce
 
-    model, sides = PlackettLuce(), dict[str, dict[str, tuple[float, float]]]()
+    model = PlackettLuce(tau=0.0)  # policies do not change from match to match, so doubts fall with each of them
+    sides = dict[str, dict[str, tuple[float, float]]]()
     of_rows, of_columns = found.returns_of_sides
     for side, names, returns in (
         (found.sides[0], found.rows, of_rows.permute(2, 1, 0)),  # (episodes, opponents, entries)
