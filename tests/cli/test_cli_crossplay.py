@@ -32,7 +32,7 @@ def first(game):
 """
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")  # the module of a script has one file in a process
 def trained(tmp_path_factory):
     """A run, and a folder of three runs. Only to be read."""
     folder = tmp_path_factory.mktemp("crossplay")
