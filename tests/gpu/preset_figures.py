@@ -1,14 +1,16 @@
 """Train every game with its preset, 10 seeds, and keep the returns for tables of interquartile means.
 
 usage: python tests/gpu/preset_figures.py FOLDER [--device cuda] [--games cartpole,pendulum] [--seeds 10]
-           [--preset sample-efficient] [--algorithm mappo] [--learner JSON]
+           [--preset sample-efficient] [--algorithm mappo] [--learner JSON] [--opponents JSON]
            [--first-seed 5] [--max-seconds 540]
 
 The seeds of a game are trained at the same time; each has ten evaluations of 32 episodes during training, with sampled
 actions, and two of 320 episodes of its final policies, sampled and greedy. A role's return is that against opponents
 that act at random. The call that has spent --max-seconds ends at the next evaluation, with exit code 3 if more is left:
 the same command continues, training bit-identically. Other hyper-parameters than the preset's are
---learner '{"num_minibatches": 64}', in another FOLDER. FOLDER/figures.json has everything; the table is
+--learner '{"num_minibatches": 64}', other opponents in training --opponents '{"members": ["snapshots"]}', none
+--opponents null, in another FOLDER. FOLDER/checkpoints has the policies, FOLDER/figures.json everything else; the table
+is
 
     python tests/gpu/figures.py FOLDER/figures.json SB3_FOLDER/figures.json
 """
@@ -53,6 +55,7 @@ class Options(Settings):
     critic: Literal["own", "central"] = "own"  # with "ppo", of every run; own: the preset's
     total_steps: int | None = None  # of every run; default: the preset's
     learner: str = "{}"  # JSON, with "ppo": hyper-parameters beside those of the preset
+    opponents: str | None = None  # JSON, with "ppo": of every run, null: none; default: the preset's
 
 
 def main(folder: Path, options: Options) -> int:
@@ -60,9 +63,10 @@ def main(folder: Path, options: Options) -> int:
     torch.set_num_threads(1)
     device = resolve_device(options.device)
     games = checked_rows(options.games, options.preset)
-    if options.algorithm != "ppo" and options.learner != "{}":
+    if options.algorithm != "ppo" and (options.learner != "{}" or options.opponents):
         raise SystemExit(
-            f"--algorithm {options.algorithm} has its own hyper-parameters; expected no --learner beside it"
+            f"--algorithm {options.algorithm} has its own hyper-parameters and no opponents; expected no --learner and "
+            "no --opponents beside it"
         )
     own = {"ppo": f"--preset {options.preset}", "mappo": "--preset mappo"}
     side = f"gpu_vecenv, {own.get(options.algorithm, f'--algorithm {options.algorithm}')}"
@@ -78,7 +82,8 @@ def main(folder: Path, options: Options) -> int:
         if not left:
             continue
         trainers = {
-            name: make_trainer(game, preset | changes, seed, device, options.algorithm) for name, seed in left.items()
+            name: make_trainer(game, preset | changes, seed, device, options.algorithm, options.opponents)
+            for name, seed in left.items()
         }
         with Group(trainers, figures, options) as group:
             try:

@@ -24,6 +24,7 @@ from gpu_vecenv.train.curriculum import preset_curriculum
 from gpu_vecenv.train.evaluation import RolePolicy, evaluate
 from gpu_vecenv.train.learner_config import LearnerConfig
 from gpu_vecenv.train.opponent_ranges import preset_opponents
+from gpu_vecenv.train.opponents_config import OpponentsConfig
 from gpu_vecenv.train.parallel_trainers import ParallelTrainers
 from gpu_vecenv.train.role_view import sides_with_returns
 
@@ -88,14 +89,26 @@ def changes_of(total_steps: int | None, learner: str) -> dict[str, Any]:
 
 
 def make_trainer(
-    game: Env, learner: Mapping[str, Any], seed: int, device: torch.device, algorithm: AlgorithmName = "ppo"
+    game: Env,
+    learner: Mapping[str, Any],
+    seed: int,
+    device: torch.device,
+    algorithm: AlgorithmName = "ppo",
+    opponents_json: str | None = None,
 ) -> Trainer:
-    """As the command line makes it; for another algorithm than "ppo", of ``learner`` total_steps alone counts."""
+    """As the command line makes it; for another algorithm than "ppo", of ``learner`` total_steps alone counts.
+
+    ``opponents_json`` has fields of OpponentsConfig, or is "null" for none; by default they are the preset's.
+    """
     values = {key: tuple(value) if isinstance(value, list) else value for key, value in learner.items()}
     num_envs, opponents = values.pop("num_envs"), None
     config: LearnerConfig
     if algorithm == "ppo":
-        opponents, config = preset_opponents(game, num_envs), PPOConfig(**values)
+        config = PPOConfig(**values)
+        if opponents_json is None:
+            opponents = preset_opponents(game, num_envs)
+        elif (fields := json.loads(opponents_json)) is not None:
+            opponents = OpponentsConfig(**fields)
     else:
         preset = ("ppo", "mappo") if algorithm == "mappo" else (algorithm, "fast")
         num_envs, defaults = preset_defaults(type(game), *preset)

@@ -10,8 +10,12 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
+import gpu_vecenv
 from gpu_vecenv.errors import CheckpointCorruptError
+from gpu_vecenv.train.opponent_ranges import preset_opponents
+from gpu_vecenv.train.opponents_config import OpponentsConfig
 from gpu_vecenv.train.seed_statistics import bootstrap_interval
 
 SCRIPTS = Path(__file__).parents[1] / "gpu"
@@ -110,8 +114,25 @@ def test_figures_of_other_seeds_and_hyper_parameters(
     assert figures.main(tmp_path, changed) == 0
     (run,) = contents(tmp_path)["runs"]
     assert (run["seed"], run["num_envs"], run["learner"]["num_epochs"]) == (7, 64, 1)
-    with pytest.raises(SystemExit, match="--algorithm pqn has its own hyper-parameters; expected no --learner"):
-        figures.main(tmp_path / "pqn", replace(changed, algorithm="pqn"))
+    for unused in (changed, replace(changed, learner="{}", opponents="null")):
+        with pytest.raises(SystemExit, match="expected no --learner and no --opponents"):
+            figures.main(tmp_path / "pqn", replace(unused, algorithm="pqn"))
+
+
+def test_opponents_are_the_presets_others_or_none(scripts: dict[str, ModuleType]) -> None:
+    game = gpu_vecenv.configure("tag_continuous", num_taggers=2, num_runners=3, max_steps=10)
+    learner = {"num_envs": 8, "num_steps": 4, "num_minibatches": 1, "total_steps": 32}
+    others = OpponentsConfig(members=("random",), share=0.5, num_ranges=2)
+    for text, expected in (
+        (None, preset_opponents(game, 8)),
+        ("null", None),
+        ('{"members": ["random"], "share": 0.5, "num_ranges": 2}', others),
+    ):
+        trainer = scripts["preset_runs"].make_trainer(game, learner, 0, torch.device("cpu"), opponents_json=text)
+        found = None if trainer.opponents is None else trainer.opponents.config
+        trainer.close()
+        trainer.env.close()
+        assert found == expected
 
 
 def test_trials_are_few_different_and_fit_the_rollout(scripts: dict[str, ModuleType]) -> None:
