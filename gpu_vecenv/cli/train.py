@@ -150,7 +150,8 @@ class Train(DeviceOptions, Generic[GameT, ConfigT]):
                 report_unchecked(self.game_name, game)
             with errors_name_options():
                 trainers = [Trainer(make_env(), self.learner, seed=seed, **how) for seed in seeds]
-            selection = make_selection(trainers[0], self.run)  # raises for wrong names before anything is written
+            selection = make_selection(trainers[0], self.run)  # this and the next raise before anything is written
+            selection.opponents.check_used()
             folder = self.out or _new_folder(game.name())
             settings = {"format": RUN_FORMAT, "game": game.name(), "device": self.device, "graphs": self.graphs}
             settings[GAME_FILE_KEY] = game_file_settings(self.game_name, game)

@@ -12,7 +12,7 @@ from gpu_vecenv.declare.env import Env
 from gpu_vecenv.errors import CheckpointCorruptError, ConfigError, nearest
 from gpu_vecenv.train.evaluation import RolePolicy, replaced
 from gpu_vecenv.train.evaluation_curves import FROZEN, NONE
-from gpu_vecenv.train.fixed_policy import RANDOM, STILL, noop_of
+from gpu_vecenv.train.fixed_policy import RANDOM, STILL, FixedPolicy, noop_of
 from gpu_vecenv.train.policy import Policy
 from gpu_vecenv.train.role_view import agents_of, role_of, sides_with_returns
 from gpu_vecenv.train.scripts import Script
@@ -59,11 +59,16 @@ class FixedOpponents:
     In a match the policies of one role act as they are now. The agents of other roles that learn are played by the
     opponent: "random", uniform actions; "still", the no-op that the game declares; "initial", the policies with which
     the run began. A script plays its own agents, and those that learn beside it act randomly. Frozen policies act as
-    they are. Where no others learn there is a single opponent without a script: "frozen", or "none" if there are no
-    other roles. Of populations the first members act.
+    they are.
+
+    Where all others are frozen, "frozen" is the match as in training, which alone counts, with scripts, for the best
+    checkpoint; "random" and "still" play in place of the frozen policies. "initial" would be "frozen" again, and so
+    would "random" and "still" where they play all others in training: no match is against these. Where there are no
+    other roles, the single opponent without a script is "none". Of populations the first members act.
 
     Attributes:
         matches: All of them.
+        left_out: Those of ``kinds`` that no match is against -> why.
 
     Args:
         trainer: The trainer; a new one, whose policies are those with which the run begins.
@@ -78,32 +83,74 @@ class FixedOpponents:
         if wrong := [kind for kind in kinds if kind not in KINDS or kinds.count(kind) > 1]:
             raise ConfigError(f"eval_opponents has {wrong[0]!r}; expected some of {', '.join(KINDS)}, each once")
         self._trainer, game = trainer, trainer.env.game
+        self._kinds, self._actors = tuple(kinds), trainer.role_policies()
         names = dict.fromkeys(name for learner in trainer.learners.values() for name in learner.policy.view.names)
         # Of each side what is trained of it: the side itself where a policy is of more agents, else names of policies.
         self._trained = {side: _parts(game, names, side) for side in sides_with_returns(game)}
-        still = set[str]()  # roles that can stand still
-        if STILL in kinds and game.noop is not None:
-            still = {
-                role
-                for role in game.layout.present_roles
-                if (not isinstance(game.noop, Mapping) or role in game.noop) and noop_of(game, role)  # which may raise
-            }
+        self._acting = {side: _parts(game, self._actors, side) for side in self._trained}
+        self._roles = [role for role, trained in self._trained.items() if trained]
         self._scripts: dict[Match, tuple[str, RolePolicy]] = {}
         self.matches: list[Match] = []
-        for role in (role for role, trained in self._trained.items() if trained):
-            others = [other for other in self._trained if other != role and self._trained[other]]
-            if others:
-                can_stand = still >= {role_of(game, other) for other in others}
-                self.matches += [Match(role, kind) for kind in kinds if kind != STILL or can_stand]
-            else:
-                apart = any(agents_of(game, [other]) for other in self._trained if other != role)
-                self.matches.append(Match(role, FROZEN if apart else NONE))
+        for role in self._roles:
+            self.matches += [Match(role, kind) for kind in kinds if not self._why_not(role, kind)]
+            if not self._learning_others(role):
+                self.matches.append(Match(role, FROZEN if self._others(role) else NONE))
+        self.left_out = {
+            kind: self._why_not(self._roles[0], kind) for kind in kinds if self._roles and not self.is_against(kind)
+        }
         self._initial = (
             {name: copy.deepcopy(trainer.policies[name]) for name in trainer.acting_members()}
             if self.is_against(INITIAL)
             else dict[str, Policy]()
         )
         self._add_scripts(scripts)
+
+    def _learning_others(self, role: str) -> list[str]:
+        return [name for other, trained in self._trained.items() if other != role for name in trained]
+
+    def _others(self, role: str) -> list[str]:
+        """Whom an opponent of a role plays: the others that learn, or all others where none of them does."""
+        every = [name for other, acting in self._acting.items() if other != role for name in acting]
+        return self._learning_others(role) or every
+
+    def _why_not(self, role: str, kind: str) -> str:
+        """Why a role has no match against a kind of opponents; empty if it has one. May raise for a wrong ``noop``."""
+        game, others = self._trainer.env.game, self._others(role)
+        if not others:
+            return "there is no other role"
+        lacking = [name for name in others if not _can_stand(game, role_of(game, name))] if kind == STILL else []
+        if lacking:
+            return f"the game declares no noop of {lacking[0]}"
+        if self._learning_others(role):
+            return ""
+        if kind == INITIAL:
+            return f"{'+'.join(others)} is frozen and stays as it began"
+        return f"{kind} plays {'+'.join(others)} in training" if self._kinds_of(others) == {kind} else ""
+
+    def _kinds_of(self, names: Sequence[str]) -> set[str | None]:
+        """What plays these agents in training, of policies without a network their ``kind``."""
+        game = self._trainer.env.game
+        agents = {*agents_of(game, names)}
+        return {
+            policy.kind if isinstance(policy, FixedPolicy) else None
+            for name, policy in self._actors.items()
+            if agents & {*agents_of(game, [name])}
+        }
+
+    def check_used(self) -> None:
+        """Refuse a selection of ``kinds`` that leaves no match against any of them; the default is no selection.
+
+        Raises:
+            ConfigError: It does.
+        """
+        if not self.left_out or {*self._kinds} == {*KINDS} or any(map(self.is_against, self._kinds)):
+            return
+        reasons = "; ".join(f"{kind}: {reason}" for kind, reason in self.left_out.items())
+        usable = [kind for kind in KINDS if any(not self._why_not(role, kind) for role in self._roles)]
+        expected = f"expected one of {', '.join(usable)}, or none" if usable else "leave it out"
+        raise ConfigError(
+            f"eval_opponents is {' '.join(self._kinds)}, and no evaluation is against it ({reasons}); {expected}"
+        )
 
     def _add_scripts(self, scripts: Sequence[Script]) -> None:
         game = self._trainer.env.game
@@ -146,7 +193,9 @@ class FixedOpponents:
     def role_policies(self, match: Match) -> dict[str, RolePolicy]:
         """The actors of a match, for ``evaluate``."""
         trainer, game = self._trainer, self._trainer.env.game
-        others = [name for role, trained in self._trained.items() if role != match.role for name in trained]
+        scripted = match in self._scripts
+        only_learning = scripted or match.opponent in (FROZEN, NONE)
+        others = self._learning_others(match.role) if only_learning else self._others(match.role)
         playing: dict[str, RolePolicy] = dict.fromkeys(others)  # random actions
         if match.opponent == STILL:
             playing = dict.fromkeys(others, STILL)
@@ -154,7 +203,7 @@ class FixedOpponents:
             initial = {name: policy for policy in self._initial.values() for name in policy.view.names}
             playing = {name: initial[name if name in initial else role_of(game, name)] for name in others}
         found = replaced(game, trainer.role_policies(), playing)
-        if match in self._scripts:
+        if scripted:
             agents, actor = self._scripts[match]
             return replaced(game, found, {agents: actor})
         return found
@@ -162,6 +211,17 @@ class FixedOpponents:
     def replaces(self, match: Match) -> bool:
         """Whether the opponent differs from the policies that are trained, or frozen, beside the role."""
         return match in self._scripts or match.opponent not in (FROZEN, NONE)
+
+    def is_scored(self, match: Match) -> bool:
+        """Whether the match counts for the best checkpoint."""
+        # A role beside frozen ones learns to play with these: how it plays with others is only reported.
+        return match in self._scripts or match.opponent == FROZEN or Match(match.role, FROZEN) not in self.matches
+
+
+def _can_stand(game: Env, role: str) -> bool:
+    """Whether the game declares a ``noop`` of a role. Raises ConfigError if that is no action of the role."""
+    declared = game.noop is not None and (not isinstance(game.noop, Mapping) or role in game.noop)
+    return declared and bool(noop_of(game, role))
 
 
 def _parts(game: Env, names: Iterable[str], side: str) -> list[str]:

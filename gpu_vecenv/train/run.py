@@ -81,14 +81,16 @@ def run(
         0, or 128 plus the number of the signal that stopped it.
 
     Raises:
-        ConfigError: The folder already has a run, another process trains in it, or ``best_metric`` is not one of the
-            run's metrics.
+        ConfigError: The folder already has a run, another process trains in it, ``best_metric`` is not one of the run's
+            metrics, or no evaluation of a new run is against any of the ``eval_opponents``.
         CheckpointCorruptError: No checkpoint to resume from is usable.
         FileNotFoundError: There is no checkpoint to resume from.
         NonFiniteError: A loss or gradient became NaN or infinite.
     """
     folder, console = Path(folder), _console(trainer.world)
-    one = Run(trainer, folder, config or RunConfig())  # this and the next raise before anything is written
+    one = Run(trainer, folder, config or RunConfig())  # this and the next two raise before anything is written
+    if not resume:
+        one.selection.opponents.check_used()
     line_interval()
     with locked(folder, trainer.world, create=not resume), contextlib.closing(one), _resumable(console, folder):
         one.begin(resume=resume, settings=settings)
@@ -146,6 +148,8 @@ def run_seeds(
     check_log(config, len(seeds))
     console, world = _console(trainers[0].world), trainers[0].world
     runs = [Run(trainer, seed_folder(folder, trainer.seed), config) for trainer in trainers]
+    if not resume:
+        runs[0].selection.opponents.check_used()
     line_interval()
     with contextlib.ExitStack() as held:
         held.enter_context(locked(folder, world, create=not resume))
@@ -436,6 +440,8 @@ def _print_sizes(console: Console, runs: Sequence[Run], folder: Path) -> None:
         console.print(printable(line), highlight=False, markup=False)
     if left and not console.is_interactive:
         _print_line(console, f"a line of progress follows every {line_interval():g} s, from the first iteration on")
+    for line in runs[0].left_out_opponents():
+        _print_line(console, line)
     if env.device.type == "cuda":
         for how, names in names_by_computation(trainer).items():
             shown = ", ".join(names) if len(names) <= LISTED else f"{len(names)} policies, {names[0]} to {names[-1]},"

@@ -21,7 +21,7 @@ from gpu_vecenv.progress import OnProgress, no_progress
 from gpu_vecenv.train.checkpoint import CHECKPOINTS, CheckpointFolder, load_checkpoint
 from gpu_vecenv.train.distributed import World
 from gpu_vecenv.train.evaluation import RolePolicy
-from gpu_vecenv.train.evaluation_curves import EVALUATION_FILE, EVALUATIONS_FILE
+from gpu_vecenv.train.evaluation_curves import EVALUATION_FILE, EVALUATIONS_FILE, FROZEN
 from gpu_vecenv.train.evaluation_log import EvaluationLog
 from gpu_vecenv.train.evaluation_sizes import BEST_EPISODES, num_episodes
 from gpu_vecenv.train.evaluation_tables import evaluations, pairings_of
@@ -189,6 +189,13 @@ class Run:
             steps = trainer.iteration * trainer.env_steps_per_iteration
             self._evaluations(trainer.iteration, steps, self.seconds, self.selection.results)
         return best
+
+    def left_out_opponents(self) -> list[str]:
+        """A line for each kind of fixed opponents that no evaluation is against, where that is not the usual case."""
+        opponents = self.selection.opponents
+        if not opponents.is_against(FROZEN) and {*self.config.eval_opponents} == {*KINDS}:
+            return []
+        return [f"no evaluation is against {kind}: {reason}" for kind, reason in opponents.left_out.items()]
 
     def pairings(self) -> tuple[dict[str, Mapping[str, RolePolicy]], int]:
         """Who plays in the evaluations after training, by name, and how many episodes of each."""

@@ -44,7 +44,8 @@ class Selection:
     """Compares the policies of a trainer, as they are now, to those that it has seen before; training does not change.
 
     Each trained role plays ``episodes`` episodes against each of its fixed opponents. The score is the mean of the
-    metric over a role's opponents, and of these means over the roles. With torch.distributed each process plays a share
+    metric over a role's opponents, and of these means over the roles; where all others are frozen, over these and
+    scripts, see ``FixedOpponents.is_scored``. With torch.distributed each process plays a share
     of the episodes; all processes call the methods.
 
     Attributes:
@@ -126,7 +127,8 @@ class Selection:
                 )
             )
             # The return of a role that is trained counts where it is the one that plays.
-            if self._metric not in own_metrics.values() or self._metric == own:
+            counts = self._metric not in own_metrics.values() or self._metric == own
+            if counts and self.opponents.is_scored(match):
                 scores.setdefault(match.role, []).append(means[self._metric or own])
         return fmean(map(fmean, scores.values()))
 

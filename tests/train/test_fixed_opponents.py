@@ -83,7 +83,12 @@ def test_what_learns_beside_a_script_acts_randomly_and_frozen_roles_by_their_pol
     assert opponents.role_policies(Match("runner", "initial"))["tagger_1"] is trainer.policies["tagger_1"]
     frozen = grid(device, policies={"tagger": PolicySpec(), "runner": PolicySpec(train=False)})
     opponents = FixedOpponents(frozen, scripts=[Script("runner", source)])
-    assert opponents.matches == [("tagger", "frozen"), ("tagger", "right")]
+    expected = [("tagger", name) for name in ("random", "still", "frozen", "right")]
+    assert opponents.matches == expected and opponents.left_out.keys() == {"initial"}
+    assert opponents.role_policies(Match("tagger", "random")) == {**frozen.policies, "runner": None}
+    assert opponents.role_policies(Match("tagger", "still")) == {**frozen.policies, "runner": "still"}
+    against = opponents.role_policies(Match("tagger", "right"))
+    assert against["tagger"] is frozen.policies["tagger"] and callable(against["runner"])
     assert opponents.role_policies(Match("tagger", "frozen")) == frozen.policies
     alone = FixedOpponents(Trainer(gpu_vecenv.make("cartpole", 4, device), SMALL))
     assert alone.matches == [("agent", "none")] and not alone.replaces(alone.matches[0])
@@ -104,7 +109,8 @@ def test_a_player_of_a_zero_sum_game_of_one_role_plays_against_the_other_one(scr
     assert opponents.role_policies(Match("player_0", "right"))["player_0"] is trainer.policies["player"]
     specs = {"player_0": PolicySpec(), "player_1": PolicySpec(train=False)}
     frozen = FixedOpponents(Trainer(env, SMALL, policies=specs))
-    assert frozen.matches == [("player_0", "frozen")]
+    assert frozen.matches == [("player_0", "random"), ("player_0", "frozen")]
+    assert frozen.role_policies(frozen.matches[0])["player_1"] is None
     with pytest.raises(
         ConfigError, match=r"plays player, against .*; expected a single agent, such as player_1=.*:right"
     ):
@@ -171,6 +177,35 @@ def test_a_run_leaves_a_table_and_a_summary_of_all_matches(device, tmp_path, cap
     assert list(results) == ["all random", *against, "all trained"] and all(name in output for name in against)
     for found in results.values():
         assert found["worst_return_tagger"] <= found["return_tagger"]
+
+
+@pytest.mark.parametrize(
+    ("actor", "names", "left_out"),
+    [
+        (None, ["random", "still", "frozen"], {"initial": "runner is frozen and stays as it began"}),
+        ("random", ["still", "frozen"], {"random": "random plays runner in training"}),
+        ("still", ["random", "frozen"], {"still": "still plays runner in training"}),
+    ],
+)
+def test_a_role_beside_frozen_ones_also_plays_against_others(actor, names, left_out, device, tmp_path, capsys):
+    """But not again against what plays in training, which alone decides which checkpoint is the best."""
+    spec = PolicySpec(train=False) if actor is None else PolicySpec(actor=actor)
+    trainer = Trainer(
+        grid(device).env,
+        PPOConfig(total_steps=6 * 8 * 2, num_steps=8, hidden_sizes=(8,)),
+        policies={"tagger": PolicySpec(), "runner": spec},
+    )
+    run(trainer, tmp_path, RunConfig(episodes=5, best_episodes=4, best_interval=0, checkpoint_seconds=0))
+    rows = evaluation_rows(tmp_path)
+    assert [(row["role"], row["opponent"]) for row in rows] == [("tagger", name) for name in names] * 2
+    results, output = json.loads((tmp_path / "evaluation.json").read_text()), capsys.readouterr().out
+    against = [f"tagger against {name}" for name in names[:-1]]
+    assert list(results) == ["all random", *against, "trained with runner frozen"]
+    assert len({results[name]["return_tagger"] for name in results}) > 2
+    assert all(f"no evaluation is against {kind}: {why}\n" in output for kind, why in left_out.items())
+    _, manifest = load_checkpoint(tmp_path / "checkpoints" / "best.safetensors")
+    best = manifest["progress"]["selection"]["best"]
+    assert best == max(float(row["mean_return"]) for row in rows if row["opponent"] == "frozen")
 
 
 FREEZING = {
@@ -264,6 +299,24 @@ def test_a_table_of_evaluations_keeps_the_rows_before_a_resume(tmp_path):
     assert path.read_bytes() == damaged
     EvaluationLog(path)
     assert not path.exists()
+
+
+def test_a_selection_that_leaves_no_match_is_refused(tmp_path):
+    frozen = grid("cpu", policies={"tagger": PolicySpec(), "runner": PolicySpec(actor="random")})
+    cartpole = Trainer(gpu_vecenv.make("cartpole", 4, "cpu"), SMALL)
+    race = Trainer(gpu_vecenv.make(Race, 6, "cpu"), SMALL)
+    why = "no evaluation is against it"
+    for trainer, kinds, message in (
+        (frozen, ("random",), rf"is random, and {why} \(random: random plays runner in .*\); expected one of still,"),
+        (frozen, ("initial",), rf"is initial, and {why} \(initial: runner is frozen and stays as it began\)"),
+        (cartpole, ("random",), r"\(random: there is no other role\); leave it out"),
+        (race, ("still",), r"\(still: the game declares no noop of player_1\); expected one of random, initial, or none"),
+    ):
+        with pytest.raises(ConfigError, match=f"^eval_opponents .*{message}"):
+            run(trainer, tmp_path / "run", RunConfig(eval_opponents=kinds))
+    assert not (tmp_path / "run").exists()
+    for trainer, kinds in ((frozen, ("random", "still")), (frozen, ()), (cartpole, ("random", "still", "initial"))):
+        FixedOpponents(trainer, kinds).check_used()
 
 
 def test_wrong_opponents_are_refused(script):

@@ -8,6 +8,7 @@ import shlex
 import shutil
 
 import pytest
+from reliability.resume import evaluation_rows
 from support.runs import cut_run, resume_elsewhere
 
 from gpu_vecenv.cli.opponents import OpponentOptions
@@ -34,7 +35,8 @@ def number(game):
 """
 POOL = "--opponents-share 0.5 --opponents-ranges 4 --num-snapshots 2 --snapshot-interval 2 --reassign-interval 1"
 STEPS = 64
-PAIRINGS = ["all random", "trained with runner frozen"]
+AGAINST = {"random": ["still"], "still": ["random"], "script": ["random", "still"]}  # what plays the frozen runner
+AS_IN_TRAINING = "trained with runner frozen"
 
 
 def table(run):
@@ -124,8 +126,11 @@ def test_a_frozen_role_is_played_and_its_run_resumes_bit_by_bit(player, train, c
     source = f"{script}:east" if player == "script" else player
     code, output, errors = train("--frozen", f"runner={source}", "--out", "whole")
     assert (code, errors) == (0, [])
-    assert list(json.loads((tmp_path / "whole" / "evaluation.json").read_text())) == PAIRINGS
-    assert "4 episodes: all random, trained with runner frozen\n" in output and f"\n{PAIRINGS[1]} " in output
+    against = [f"tagger against {name}" for name in AGAINST[player]]
+    pairings = ["all random", *against, AS_IN_TRAINING]
+    assert list(json.loads((tmp_path / "whole" / "evaluation.json").read_text())) == pairings
+    number = f"{len(pairings)} x 4 episodes: all random, {len(against)} against fixed opponents, {AS_IN_TRAINING}\n"
+    assert number in output and all(f"\n{name} " in output for name in pairings)
     hint = re.search(r"^to watch it +gpu-vecenv (.*)$", output, re.MULTILINE)
     assert hint is not None and command(*shlex.split(hint[1]), "--device", "cpu")[0] == 0
     rows = table(tmp_path / "whole")
@@ -150,6 +155,28 @@ def test_a_frozen_role_is_played_and_its_run_resumes_bit_by_bit(player, train, c
         return
     assert (code, errors) == (0, []) and json.loads(output) == given
     assert again[0] == 0 and [row["weights"] for row in table(tmp_path / "again")] == weights
+
+
+def test_a_run_with_a_frozen_role_is_evaluated_against_what_is_asked_for(train, tmp_path):
+    evaluate = ["--best-episodes", "4", "--best-interval", "0"]
+    assert train("--out", "old", iterations=1)[0] == 0
+    for frozen, asked, expected in (
+        ("runner=old", [], ["random", "still", "frozen"]),
+        ("runner=old", ["--eval-opponents", "still"], ["still", "frozen"]),
+        ("runner=random", ["--eval-opponents", "random", "still"], ["still", "frozen"]),
+    ):
+        run = tmp_path / f"{frozen} {len(asked)}"
+        code, output, errors = train("--frozen", frozen, *evaluate, *asked, "--out", run, iterations=1)
+        assert (code, errors) == (0, [])
+        assert [row["opponent"] for row in evaluation_rows(run)] == expected
+        against = [f"tagger against {name}" for name in expected[:-1]]
+        assert list(json.loads((run / "evaluation.json").read_text())) == ["all random", *against, AS_IN_TRAINING]
+    assert "no evaluation is against random: random plays runner in training\n" in output
+    before = sorted(tmp_path.rglob("*"))
+    code, _, errors = train("--frozen", "runner=random", "--eval-opponents", "random", iterations=1)
+    assert code == 2 and len(errors) == 1
+    assert "eval_opponents is random, and no evaluation is against it (random: random plays runner in" in errors[0]
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_runs_of_the_same_name_have_the_part_of_their_paths_that_differs(train, tmp_path):
