@@ -18,7 +18,7 @@ from gpu_vecenv.compile.device import resolve_device
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.envs.registry import GAME_FILE, GAMES, find_game, load_game
 from gpu_vecenv.errors import ConfigError, UnknownGameError
-from gpu_vecenv.train.game_policy import GamePolicy, load_policy, run_and_member
+from gpu_vecenv.train.game_policy import GamePolicy, load_policy, read_run, run_and_member
 from gpu_vecenv.train.run_folder import SETTINGS, resume_command, run_folders
 
 PROGRAM = "gpu-vecenv"
@@ -109,13 +109,41 @@ def check_option_names(command: type, *parts: type) -> None:
             owners[field.name] = part.__name__
 
 
+def check_same_game(given: type[Env], argument: str, name: str, what: str) -> None:
+    """Refuse a game beside a run, or replays, of another one.
+
+    Args:
+        given: The game.
+        argument: What named it on the command line.
+        name: The name of the other game.
+        what: The run or the replays.
+
+    Raises:
+        ConfigError: The games differ.
+    """
+    if given.name() != name:
+        raise ConfigError(
+            f"{what} is of {name}, and {argument} is {given.name()}; expected the file that declares {name}, which may "
+            "be left out of a bundled game, or where the file is where it was"
+        )
+
+
 def load_run_policy(run: Path, *, game: str | None, best: bool, device: str | None) -> GamePolicy:
-    """The policies of a run; ``game`` is the file that declares its game, by default that of the run's settings."""
-    if game is None:
+    """The policies of a run; ``game`` is the file that declares its game, by default that of the run's settings.
+
+    Raises:
+        ConfigError: ``game`` is another game than the run's; and as of ``load_policy``.
+    """
+    given = None if game is None else game_class(game)
+    if given is None:
         load_game_of_run(run)
-    else:
-        game_class(game)
+    what = f"--game {game}"
     try:
-        return load_policy(run, best=best, device=resolve_device(device))
+        policy = load_policy(run, best=best, device=resolve_device(device))
     except UnknownGameError as error:
+        if given is not None:
+            check_same_game(given, what, read_run(run_and_member(run)[0], best)[2]["game"], str(run))
         raise ConfigError(f"{str(error).split('. ')[0]}. Give the file that declares it: --game my_game.py") from error
+    if given is not None:
+        check_same_game(given, what, policy.game.name(), str(run))
+    return policy

@@ -23,6 +23,7 @@ from gpu_vecenv.cli.options import (
     NoGame,
     Run,
     check_option_names,
+    check_same_game,
     game_class,
     load_run_policy,
     names_run,
@@ -164,10 +165,17 @@ class PlayOptions(DeviceOptions):
     game: str | None = None  # file that declares the game; None: that of the recording, unless it has changed
 
     def load(self) -> dict[Path, Recording]:
-        """The replays by file, after their game is registered."""
+        """The replays by file, after their game is registered.
+
+        Raises:
+            ConfigError: A game is given, of which none of them is.
+        """
         recordings = load_replays(self.files)
         if self.game is not None:
-            game_class(self.game)
+            given, games = game_class(self.game), {one.game: path for path, one in recordings.items()}
+            if given.name() not in games:
+                name, path = next(iter(games.items()))
+                check_same_game(given, f"--game {self.game}", name, str(path))
         for recording in recordings.values():
             load_game_of_replay(recording)
         return recordings

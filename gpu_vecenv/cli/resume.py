@@ -13,7 +13,14 @@ from gpu_vecenv.cli.actors import Player
 from gpu_vecenv.cli.curriculum import curriculum_of
 from gpu_vecenv.cli.game_files import load_game_of_run
 from gpu_vecenv.cli.opponents import OpponentOptions, errors_name_options
-from gpu_vecenv.cli.options import PROGRAM, DeviceOptions, OptionalGameName, game_class, parsed_options
+from gpu_vecenv.cli.options import (
+    PROGRAM,
+    DeviceOptions,
+    OptionalGameName,
+    check_same_game,
+    game_class,
+    parsed_options,
+)
 from gpu_vecenv.cli.runs import RUN_FORMAT, check_watch, train_runs
 from gpu_vecenv.compile.device import resolve_device
 from gpu_vecenv.declare.config import check_fields, param
@@ -71,6 +78,8 @@ class Resume(DeviceOptions):
         settings, run_config = _read_settings((begun or folders)[0])
         if given is None:
             load_game_of_run((begun or folders)[0])
+        else:
+            check_same_game(given, str(self.game_name), settings["game"], str(self.resume))
         with process_group(settings["device"] if self.device is None else self.device) as (world, device):
             check_watch(self.watch, world)
             if seeds is None or not begun:

@@ -1535,6 +1535,37 @@ def test_evaluate_finds_a_game_of_ones_own_in_its_file(own, command, tmp_path):
     assert command(*options, "--game", "acorn.py")[0] == 0
 
 
+BESIDE_A_GAME = {  # the arguments where a run of tag_gridworld, or replays of it, are in a folder, and the game's place
+    "evaluate": "evaluate run --episodes 2 --device cpu --game {}",
+    "exploit": "exploit run --total-steps 16 --episodes 2 --device cpu --game {}",
+    "crossplay": "crossplay tagger=run random --episodes 2 --device cpu --game {}",
+    "export": "export run --format torchscript --game {}",
+    "replay record": "replay record run --device cpu --out more --game {}",
+    "replay play": "replay play replays --device cpu --game {}",
+    "replay html": "replay html replays --device cpu --game {}",
+    "train --resume": "train {} --resume run",
+}
+
+
+@pytest.mark.parametrize("what", BESIDE_A_GAME)
+def test_a_game_beside_a_run_of_another_one_is_refused(what, trained, own, command, tmp_path):
+    shutil.copytree(trained, tmp_path / "run")
+    assert command("replay", "record", "run", "--device", "cpu", "--out", "replays")[0] == 0
+    before = contents(tmp_path)
+    message = r"^.* is of tag_gridworld, and .*acorn.py is acorn; expected the file that declares tag_gridworld"
+    refused(command(*BESIDE_A_GAME[what].format("acorn.py").split()), message)
+    assert contents(tmp_path) == before
+
+
+def test_a_game_beside_a_run_of_another_one_that_is_not_known_is_refused(own, command):
+    assert command("train", "acorn.py", *SHORT, "--max-steps", "9", "--out", "run")[0] == 0
+    forget_acorn()
+    refused(
+        command("evaluate", "run", "--episodes", "2", "--device", "cpu", "--game", "cartpole"),
+        "run is of acorn, and --game cartpole is cartpole; expected the file that declares acorn",
+    )
+
+
 # Plot
 
 
