@@ -38,6 +38,7 @@ DASHES = ("-", "--", ":", "-.")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")  # of opponents
 RANDOM_STYLE: dict[str, Any] = {"color": "#777777", "linestyle": (0, (1, 1)), "linewidth": 1.5}
 MEMBER_STYLE: dict[str, Any] = {"linewidth": 0.8, "alpha": 0.4}  # beside that of the group
+OF_EACH_RUN = "random play, in the run's colour"
 LEARNS_TOO = "in training the opponent learns too"
 X = Literal["env_steps", "seconds", "both"]
 Rows: TypeAlias = list[dict[str, float]]
@@ -110,8 +111,8 @@ def plot_runs(
     the first episodes of all environments have ended.
 
     The panel of a role's return also has the members of its population, as thin lines, its evaluations against fixed
-    opponents, as lines with markers, and random play, as a horizontal line. Its title says where other roles learn
-    while it trains.
+    opponents, as lines with markers, and random play, as a horizontal line: a grey one for all runs, or where their
+    returns of random play differ one in the colour of each. Its title says where other roles learn while it trains.
 
     Args:
         runs: Folders with a metrics.csv.
@@ -156,7 +157,8 @@ def plot_runs(
     opponents = _opponent_styles(groups, metrics)
     width = max(5.2 * columns, 6.4)
     of_opponents = {name: "evaluation" if name == NONE else f"against {name}" for name in opponents}
-    labels = [*(group.label for group in groups), *of_opponents.values(), "random play"]
+    alike = _have_one_random_play(groups, metrics)
+    labels = [*(group.label for group in groups), *of_opponents.values(), "random play" if alike else OF_EACH_RUN]
     longest = max(map(len, labels))
     across = min(max(int(9 * width / (longest + 6)), 1), len(labels))  # about 9 characters per inch; 6 for the line
     height = 3.7 * lines + 0.3 + 0.22 * -(-len(labels) // across)
@@ -176,7 +178,8 @@ def plot_runs(
         title, unit = _title_and_unit(name)
         if name.startswith("return_"):
             role = name.removeprefix("return_")
-            has_random |= _draw_evaluations(axes, groups, role, opponents, one_x, scale)
+            _draw_evaluations(axes, groups, role, opponents, one_x, scale)
+            has_random |= _draw_random_play(axes, groups, role, alike)
             if any(name in header and roles_that_learn(header) - {role} for header in headers):
                 title += f"\n{LEARNS_TOO}"
         axes.set_title(title)
@@ -190,7 +193,8 @@ def plot_runs(
     for name, style in opponents.items():
         handles += canvas.axes[0].plot([], [], label=printable(of_opponents[name]), **style)
     if has_random:
-        handles += canvas.axes[0].plot([], [], label="random play", **RANDOM_STYLE)
+        style = RANDOM_STYLE if alike else {**RANDOM_STYLE, "color": COLOURS[-1]}
+        handles += canvas.axes[0].plot([], [], label=labels[-1], **style)
     canvas.legend(handles=handles, loc="outside lower center", ncols=across, frameon=False)
     put_file(out, lambda draft: canvas.savefig(draft, format=out.suffix[1:].lower()))
     return True
@@ -255,17 +259,37 @@ def _opponent_styles(groups: Sequence[Group], metrics: Sequence[str]) -> dict[st
 
 def _draw_evaluations(
     axes: Any, groups: Sequence[Group], role: str, opponents: Mapping[str, dict[str, Any]], x: str, scale: float
-) -> bool:
-    """Draw a role's evaluations against fixed opponents, and random play; whether there is the latter."""
+) -> None:
+    """Draw a role's evaluations against fixed opponents."""
     for group in groups:
         for name, style in opponents.items():
             runs = [evaluations[role, name] for evaluations in group.evaluations if (role, name) in evaluations]
             own = style if len(groups) == 1 else {**style, "color": group.style["color"]}
             _draw(axes, [_curve(run, "mean_return", x, scale, 1) for run in runs], own)
-    values = {group.random_returns[role] for group in groups if role in group.random_returns}
-    for value in values:
-        axes.axhline(value, **RANDOM_STYLE)
-    return bool(values)
+
+
+def _have_one_random_play(groups: Sequence[Group], metrics: Sequence[str]) -> bool:
+    """Whether random play has one return of each role that is plotted, in all groups that have it."""
+    found = {(role, _shown(value)) for group in groups for role, value in group.random_returns.items()}
+    roles = [role for role, _ in found if f"return_{role}" in metrics]
+    return len(roles) == len(set(roles))
+
+
+def _draw_random_play(axes: Any, groups: Sequence[Group], role: str, alike: bool) -> bool:
+    """Draw the returns of random play, one line if all groups are ``alike``; whether there are any."""
+    drawn = [group for group in groups if role in group.random_returns][: 1 if alike else None]
+    heights = [_shown(group.random_returns[role]) for group in drawn]
+    for index, (group, height) in enumerate(zip(drawn, heights, strict=True)):
+        before, count = heights[:index].count(height), heights.count(height)
+        dots = (2 * before, (1, 2 * count - 1))  # of lines at one height each has every count-th dot
+        colour = {} if alike else {"color": group.style["color"]}
+        axes.axhline(group.random_returns[role], **{**RANDOM_STYLE, "linestyle": dots, **colour})
+    return bool(drawn)
+
+
+def _shown(value: float) -> str:
+    """As precisely as a picture shows it: sums in another order are the same."""
+    return f"{value:.6g}"
 
 
 def _chosen_metrics(groups: Sequence[Group], metrics: Sequence[str]) -> list[str]:

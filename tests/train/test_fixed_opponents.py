@@ -310,7 +310,11 @@ def test_a_selection_that_leaves_no_match_is_refused(tmp_path):
         (frozen, ("random",), rf"is random, and {why} \(random: random plays runner in .*\); expected one of still,"),
         (frozen, ("initial",), rf"is initial, and {why} \(initial: runner is frozen and stays as it began\)"),
         (cartpole, ("random",), r"\(random: there is no other role\); leave it out"),
-        (race, ("still",), r"\(still: the game declares no noop of player_1\); expected one of random, initial, or none"),
+        (
+            race,
+            ("still",),
+            r"\(still: the game declares no noop of player_1\); expected one of random, initial, or none",
+        ),
     ):
         with pytest.raises(ConfigError, match=f"^eval_opponents .*{message}"):
             run(trainer, tmp_path / "run", RunConfig(eval_opponents=kinds))

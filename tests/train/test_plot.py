@@ -346,6 +346,35 @@ def test_several_runs_keep_their_colours_and_opponents_differ_in_markers(tmp_pat
     assert {colour: len(curves) for colour, curves in tagger.items()} == {COLOURS[0]: 3, COLOURS[1]: 3}
 
 
+def test_random_play_is_one_line_where_it_is_the_same_in_all_runs(tmp_path):
+    points, runs = {("tagger", "random"): [0, 4, 2]}, []
+    for name, value in (("one", -1.0), ("two", -1.0 - 1e-12), ("three", -2.0)):
+        runs.append(evaluated(of_two_roles(tmp_path / name), points, {"tagger": value, "runner": 0.5}))
+    without = evaluated(of_two_roles(tmp_path / "four"), points)
+    plot_runs([*runs[:2], without], tmp_path / "same.svg")
+    assert [len(panel["#777777"]) for panel in lines_of(tmp_path / "same.svg")[:2]] == [1, 1]
+    words = words_of(tmp_path / "same.svg")
+    assert "random play" in words and "random play, in the run's colour" not in words
+    # A role of which the values differ has no panel here.
+    plot_runs(runs, tmp_path / "runner.svg", metrics=["return_runner"])
+    assert len(lines_of(tmp_path / "runner.svg")[0]["#777777"]) == 1
+
+    plot_runs([without, *runs], tmp_path / "curve.svg")
+    tagger, runner, _ = lines_of(tmp_path / "curve.svg")
+    flat = {colour: [c for c in curves if len(c) == 2 and c[0][1] == c[1][1]] for colour, curves in tagger.items()}
+    assert "#777777" not in {*tagger, *runner}
+    levels = [[round(curve[0][1], 4) for curve in flat[colour]] for colour in COLOURS[:4]]
+    assert [len(own) for own in levels] == [0, 1, 1, 1] and levels[1] == levels[2] > levels[3]
+    words = words_of(tmp_path / "curve.svg")
+    assert "random play, in the run's colour" in words and "random play" not in words
+    # Two lines at one height share the dots.
+    dots = re.findall(
+        r"stroke-dasharray: ([\d.]+),([\d.]+); stroke-dashoffset: ([\d.]+)", (tmp_path / "curve.svg").read_text()
+    )
+    halves = {(float(gap) / float(on), float(offset) / float(on)) for on, gap, offset in dots}
+    assert {(3.0, 0.0), (3.0, 2.0), (1.0, 0.0)} <= {(round(gap, 3), round(offset, 3)) for gap, offset in halves}
+
+
 @pytest.mark.parametrize(
     ("learn", "count"), [(("tagger", "runner"), 2), (("tagger+runner",), 2), (("tagger_0", "tagger_1"), 1), ((), 0)]
 )
