@@ -79,7 +79,7 @@ class Resume(DeviceOptions):
         if given is None:
             load_game_of_run((begun or folders)[0])
         else:
-            check_same_game(given, str(self.game_name), settings["game"], str(self.resume))
+            check_same_game(given, f"the game given, {self.game_name},", settings["game"], str(self.resume))
         with process_group(settings["device"] if self.device is None else self.device) as (world, device):
             check_watch(self.watch, world)
             if seeds is None or not begun:

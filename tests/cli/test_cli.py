@@ -1552,7 +1552,7 @@ def test_a_game_beside_a_run_of_another_one_is_refused(what, trained, own, comma
     shutil.copytree(trained, tmp_path / "run")
     assert command("replay", "record", "run", "--device", "cpu", "--out", "replays")[0] == 0
     before = contents(tmp_path)
-    message = r"^.* is of tag_gridworld, and .*acorn.py is acorn; expected the file that declares tag_gridworld"
+    message = r"^.* is of tag_gridworld, and .*acorn.py,? is acorn; expected the file that declares tag_gridworld"
     refused(command(*BESIDE_A_GAME[what].format("acorn.py").split()), message)
     assert contents(tmp_path) == before
 

@@ -294,7 +294,17 @@ def test_a_game_of_ones_own_is_named_again(command, trained, tmp_path, monkeypat
     copy = interrupted(alone, 1)
     assert command("train", "tag_gridworld", "--resume", copy)[0] == 0
     assert differences(alone, copy) == []
-    assert "keys that Pendulum does not have" in refusal(command("train", "pendulum", "--resume", copy))
+    message = f"{copy} is of tag_gridworld, and the game given, pendulum, is pendulum; expected the file that declares"
+    assert message in refusal(command("train", "pendulum", "--resume", copy))
+
+
+def test_a_game_that_has_lost_a_parameter_is_refused(command, trained):
+    copy = interrupted(trained("alone", 3), 1)
+    tensors, manifest = load_checkpoint(file_of(copy, 1))
+    manifest["game_config"]["lost"] = 3
+    save_checkpoint(file_of(copy, 1), tensors, manifest)
+    message = "the run was made with keys that TagGridworld does not have: ['lost']"
+    assert message in refusal(command("train", "tag_gridworld", "--resume", copy))
 
 
 # What was left
