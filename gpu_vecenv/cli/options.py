@@ -123,8 +123,8 @@ def check_same_game(given: type[Env], argument: str, name: str, what: str) -> No
     """
     if given.name() != name:
         raise ConfigError(
-            f"{what} is of {name}, and {argument} is {given.name()}; expected the file that declares {name}, which may "
-            "be left out of a bundled game, or where the file is where it was"
+            f"{what} is of {name}, and {argument} is {given.name()}; expected the file that declares {name}; leave it "
+            f"out if {name} is a bundled game or its file has not moved"
         )
 
 
