@@ -162,6 +162,8 @@ def made_before(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (folder / name).write_text(text)
         for game, name in (("foragers.py", "foragers"), ("connect_four", "four"), ("connect_four", "four-snapshots")):
             assert run(folder, "-m", "gpu_vecenv.cli", "train", game, *SMALL, "--out", name).returncode == 0
+        record_trained = ["replay", "record", "foragers", "--out", "trained", "--device", "cpu"]
+        assert run(folder, "-m", "gpu_vecenv.cli", *record_trained).returncode == 0
 
     return made_once(tmp_path_factory, "made_before", make)
 
@@ -183,7 +185,7 @@ def test_commands_run(command: str, made_before: Path, tmp_path: Path) -> None:
         shutil.copytree(own if own.is_dir() else made_before / "run", tmp_path / old)
     takes_replays = verb == "web" or (verb == "replay" and arguments[0] != "record")
     for old in ("replays", "trained") if takes_replays else ():
-        shutil.copytree(made_before / "replays", tmp_path / old)
+        shutil.copytree(made_before / old, tmp_path / old)
     if verb == "train" and not helps and not resumes:
         arguments += [*SMALL, "--out", "run"]
     if verb == "evaluate" and not helps:
