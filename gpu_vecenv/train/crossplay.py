@@ -321,7 +321,7 @@ def ratings(found: CrossPlay) -> dict[str, dict[str, tuple[float, float]]]:
     check_ratings()
     from openskill.models import PlackettLuce
 
-    model = PlackettLuce(tau=0.0)  # policies do not change from match to match, so doubts fall with each of them
+    model = PlackettLuce(tau=0.0)  # policies do not change between matches: standard deviations only fall
     sides = dict[str, dict[str, tuple[float, float]]]()
     of_rows, of_columns = found.returns_of_sides
     for side, names, returns in (

@@ -57,8 +57,8 @@ def name_as_in_training(trainer: Trainer) -> str:
 
 def results_as_in_training(results: Results) -> Mapping[str, float]:
     """What ``evaluate`` returned of that pairing; empty where it was not played."""
-    names = (name for name in results if name == ALL_TRAINED or name.startswith(SOME_TRAINED))
-    return results.get(next(names, ALL_TRAINED), {})
+    found = (result for name, result in results.items() if name == ALL_TRAINED or name.startswith(SOME_TRAINED))
+    return next(found, {})
 
 
 def evaluations(

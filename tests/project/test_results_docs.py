@@ -41,7 +41,7 @@ def goals_of_tag_gridworld(place: str) -> str:
     runs = results(GOALS_OF_TAG_GRIDWORLD[place])["runs"].values()
     columns = ("trained - random", "trained - flee", "trained - trained", "pursuit - trained")
     found = {pairing: [run["pairings"][pairing]["tagged_all"] for run in runs] for pairing in columns}
-    cells = [f"{statistics.fmean(v):.1%} ({min(v):.1%} … {max(v):.1%})" for v in found.values()]
+    cells = [spread(v, ".1%") for v in found.values()]
     return f"| {place} | {len(runs)} | {' | '.join(cells)} |"
 
 

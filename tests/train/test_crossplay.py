@@ -195,22 +195,22 @@ def test_ratings_order_what_wins():
     columns = torch.tensor([5.0, 5.0]).view(1, 2, 1).expand(3, 2, 20)
     found = ratings(matches(rows, columns))
     best, middle, worst = (found["row"][name] for name in ("r1", "r2", "r0"))
-    assert best[0] > middle[0] > worst[0] and 0 < best[1] < 25 / 3, "other opponents do not count, and doubts fall"
+    assert best[0] > middle[0] > worst[0] and 0 < best[1] < 25 / 3, "other opponents do not count, and deviations fall"
     assert found["column"]["c0"][0] == pytest.approx(found["column"]["c1"][0], abs=1e-9), "ties"
 
 
-def test_doubts_of_ratings_fall_with_episodes():
+def test_standard_deviations_of_ratings_fall_with_episodes():
     pytest.importorskip("openskill")
-    doubts, better = {}, torch.arange(2000) % 20 < 11  # wins 55 % of the episodes
+    deviations, better = {}, torch.arange(2000) % 20 < 11  # wins 55 % of the episodes
     for seed in range(3):
         order = torch.randperm(2000, generator=torch.Generator().manual_seed(seed))
         for episodes in (500, 2000):
             wins = better[order[:episodes]].double()
             rows = torch.stack([wins, 1 - wins]).view(2, 1, episodes)
             found = ratings(matches(rows, torch.zeros(2, 1, episodes)))["row"]
-            doubts[episodes] = found["r0"][1]
+            deviations[episodes] = found["r0"][1]
         assert found["r0"][0] > found["r1"][0], "in any order of the episodes"
-    assert doubts[2000] < 0.65 * doubts[500], "like a mean's, by half"
+    assert deviations[2000] < 0.65 * deviations[500], "like a mean's, by half"
 
 
 def test_one_entry_has_no_rating_and_the_library_may_be_missing(monkeypatch):

@@ -55,6 +55,13 @@ def trainer(device, opponents=POOL, config=TINY, game="tag_gridworld", num_envs=
     return Trainer(env, config, opponents=opponents, **options)
 
 
+def update_weights(one):
+    """Between ``begin_iteration`` and ``end_iteration``, where graphs can be captured."""
+    with one.training_stream():
+        for learner in one.learners.values():
+            learner.update()
+
+
 def members(*names, **changes):
     return dataclasses.replace(POOL, members=names, **changes)
 
@@ -154,7 +161,7 @@ def test_what_opponents_did_changes_no_weights_and_no_statistics(config, device)
             for update in learner.normalizer_updates:
                 update.moments.zero_()
             learner.update_statistics()
-            learner.update()
+        update_weights(one)
         one.end_iteration()
         states.append({**{n: weights(p) for n, p in one.policies.items()}})
         states[-1] |= {
@@ -273,9 +280,7 @@ def acts_by_weights(one, taken):
                 expected = log_probs_of(actor, one.rollout, t, envs)
                 # The kernel's logarithms and torch's.
                 assert torch.allclose(found[active], expected[active], atol=1e-5)
-        with one.training_stream():
-            for learner in one.learners.values():
-                learner.update()
+        update_weights(one)
         one.end_iteration()
     assert seen == {0, 1, 2}
 
@@ -316,8 +321,7 @@ def test_one_stands_still_and_a_script_does_what_it_returns(device):
             own = draws[:, envs, agents][active[:, envs, agents]]
             found.add((number % 2, member))
             assert own.unique().tolist() == [member]
-        for learner in one.learners.values():
-            learner.update()
+        update_weights(one)
         one.end_iteration()
     assert found == {(0, 0), (0, 1), (1, 0)}  # east plays only runners
 
