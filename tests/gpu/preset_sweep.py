@@ -61,7 +61,11 @@ class Options(Settings):
 def trials_of(row: str, preset: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
     """What each trial changes: nothing, then different draws from the grid, in an order that depends on the row."""
     steps = preset["num_envs"] * preset.get("num_steps", PPOConfig().num_steps)
-    minibatches = [steps // rows for rows in ROWS_OF_A_MINIBATCH if rows <= steps and steps % rows == 0]
+    rows_of = [rows for rows in ROWS_OF_A_MINIBATCH if rows <= steps and steps % rows == 0]
+    if not rows_of:  # as with 10 environments and 500 steps: the nearest sizes into which the steps can be cut
+        divisors = [rows for rows in range(1, steps + 1) if steps % rows == 0]
+        rows_of = sorted({min(divisors, key=lambda rows: abs(rows - wanted)) for wanted in ROWS_OF_A_MINIBATCH})
+    minibatches = [steps // rows for rows in rows_of]
     grid = [
         {"num_minibatches": number, "num_epochs": epochs, "learning_rate": rate}
         for number, epochs, rate in itertools.product(minibatches, NUM_EPOCHS, LEARNING_RATES)

@@ -146,6 +146,14 @@ def test_trials_are_few_different_and_fit_the_rollout(scripts: dict[str, ModuleT
     assert trials[1:] != scripts["preset_sweep"].trials_of("acrobot", preset, 40)[1:]
 
 
+def test_a_sweep_has_trials_where_no_power_of_two_divides_the_steps_of_a_rollout(scripts):
+    preset = {"num_envs": 10, "num_steps": 500, "num_minibatches": 1}
+    trials = scripts["preset_sweep"].trials_of("warehouse", preset, 1000)
+    assert len(trials) > 40
+    assert all(5000 % trial["num_minibatches"] == 0 for trial in trials[1:])
+    assert {trial["num_minibatches"] for trial in trials[1:]} > {1, 10, 200}
+
+
 def run_of(seed: int, score: float, **more: Any) -> dict[str, Any]:
     returns = {"sampled": {"agent": score}, "greedy": {"agent": score}}
     return {"row": "cartpole", "seed": seed, "seconds": 2.0, "env_steps": 1000, **returns, **more}
