@@ -122,10 +122,10 @@ def returns_of(
 ) -> dict[str, float]:
     """Mean return of each trained role, its opponents from ``others``: role -> actor; by default they act at random.
 
-    In a zero-sum game of one role, where its mean is 0, that of a side against ``others``, each side in turn.
+    In a zero-sum game of one role, where its mean is 0, that of a side against the others, each side in turn.
     """
     own = trainer.role_policies()
-    if others is not None and sides_with_returns(trainer.env.game) != tuple(trainer.env.game.layout.roles):
+    if sides_with_returns(trainer.env.game) != tuple(trainer.env.game.layout.roles):
         entries = {"own": own, "others": others}
         played = crossplay(trainer.env, entries, episodes=episodes, greedy=greedy, seed=EVAL_SEED)
         first, second = (played.returns[side].mean for side in played.sides)

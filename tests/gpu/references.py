@@ -34,7 +34,7 @@ DEVICE = torch.device("cpu")
 GAMES = (
     "cartpole,acrobot,pendulum,mountain_car,continuous_mountain_car,simple_spread,simple_tag,simple_adversary,"
     "overcooked,overcooked-advantages,overcooked-ring,overcooked-forced,overcooked-circuit,pursuit,skirmish,"
-    "tag_gridworld-random_start,warehouse"
+    "tag_gridworld-random_start,warehouse,tag_continuous-v1"
 )
 
 
@@ -48,12 +48,11 @@ class Script:
     config: tuple[tuple[str, Any], ...] = ()
 
 
+TAG = {"tagger": Script("tag_baselines.py, pursuit", pursuit), "runner": Script("tag_baselines.py, flee", flee)}
 SCRIPTS: dict[str, dict[str, Script]] = {  # row -> role -> its script
     "pursuit": {"pursuer": Script("pursuit_surround.py", surround)},
-    "tag_gridworld-random_start": {
-        "tagger": Script("tag_baselines.py, pursuit", pursuit),
-        "runner": Script("tag_baselines.py, flee", flee),
-    },
+    "tag_gridworld-random_start": TAG,
+    "tag_continuous-v1": TAG,
     # Its robots see the whole warehouse, and it plays on the host, slowly.
     "warehouse": {"robot": Script("warehouse_robots.py", fetch, 8, (("sensor_range", 10),))},
 }

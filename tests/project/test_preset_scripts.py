@@ -4,6 +4,7 @@ import importlib
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -119,6 +120,16 @@ def test_figures_of_other_seeds_and_hyper_parameters(
             figures.main(tmp_path / "pqn", replace(unused, algorithm="pqn"))
 
 
+def test_the_return_in_a_zero_sum_game_of_one_role_is_that_against_random_moves(scripts: dict[str, ModuleType]) -> None:
+    runs = scripts["preset_runs"]
+    learner = {"num_envs": 8, "num_steps": 4, "num_minibatches": 1, "total_steps": 32}
+    trainer = runs.make_trainer(gpu_vecenv.configure("connect_four"), learner, 0, torch.device("cpu"))
+    with closing(trainer.env), closing(trainer):
+        found = runs.returns_of(trainer, 16)
+        assert found == runs.returns_of(trainer, 16, others={"player": None})
+    assert found["player"] != 0  # the mean of both sides is 0 by definition
+
+
 def test_opponents_are_the_presets_others_or_none(scripts: dict[str, ModuleType]) -> None:
     game = gpu_vecenv.configure("tag_continuous", num_taggers=2, num_runners=3, max_steps=10)
     learner = {"num_envs": 8, "num_steps": 4, "num_minibatches": 1, "total_steps": 32}
@@ -146,7 +157,7 @@ def test_trials_are_few_different_and_fit_the_rollout(scripts: dict[str, ModuleT
     assert trials[1:] != scripts["preset_sweep"].trials_of("acrobot", preset, 40)[1:]
 
 
-def test_a_sweep_has_trials_where_no_power_of_two_divides_the_steps_of_a_rollout(scripts):
+def test_a_sweep_has_trials_where_no_power_of_two_divides_the_steps_of_a_rollout(scripts: dict[str, ModuleType]):
     preset = {"num_envs": 10, "num_steps": 500, "num_minibatches": 1}
     trials = scripts["preset_sweep"].trials_of("warehouse", preset, 1000)
     assert len(trials) > 40
