@@ -9,7 +9,7 @@ actions, and two of 320 episodes of its final policies, sampled and greedy. A ro
 that act at random. The call that has spent --max-seconds ends at the next evaluation, with exit code 3 if more is left:
 the same command continues, training bit-identically. Other hyper-parameters than the preset's are
 --learner '{"num_minibatches": 64}', other opponents in training --opponents '{"members": ["snapshots"]}', none
---opponents null, in another FOLDER. FOLDER/checkpoints has the policies, FOLDER/figures.json everything else; the table
+--opponents null, in another FOLDER. FOLDER/policies has the checkpoints, FOLDER/figures.json everything else; the table
 is
 
     python tests/gpu/figures.py FOLDER/figures.json SB3_FOLDER/figures.json

@@ -176,7 +176,7 @@ class Group:
 
     def checkpoint(self, name: str) -> Path:
         """The file of a run's trainer."""
-        return self.figures.path.parent / "checkpoints" / f"{name}.safetensors"
+        return self.figures.path.parent / "policies" / f"{name}.safetensors"
 
     def train(self, deadline: float) -> None:
         """Train all to their ends or to losses that are not finite, with an evaluation after equal parts.

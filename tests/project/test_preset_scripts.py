@@ -53,7 +53,7 @@ def test_parts_of_the_figures_are_as_one_call(scripts: dict[str, ModuleType], de
     assert figures.main(tmp_path / "parts", little) == 3
     half = contents(tmp_path / "parts")
     assert not half["runs"] and [len(kept["curve"]) for kept in half["unfinished"].values()] == [1, 1]
-    checkpoint = tmp_path / "parts" / "checkpoints" / "cartpole-seed1.safetensors"
+    checkpoint = tmp_path / "parts" / "policies" / "cartpole-seed1.safetensors"
     kept = checkpoint.read_bytes()
     checkpoint.write_bytes(kept[:100])
     with pytest.raises(CheckpointCorruptError):  # it goes on from the checkpoints

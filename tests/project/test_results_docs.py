@@ -98,6 +98,8 @@ def test_curves_have_random_play_scripts_stable_baselines3_and_seconds() -> None
         ("pursuit", "script: pursuit_surround.py"),
         ("tag_gridworld", "script: tag_baselines.py, pursuit"),
         ("tag_gridworld", "script: tag_baselines.py, flee"),
+        ("tag_continuous", "script: tag_baselines.py, pursuit"),
+        ("tag_continuous", "script: tag_baselines.py, flee"),
         ("warehouse", "script: warehouse_robots.py"),
     }
 
@@ -113,9 +115,10 @@ def test_the_axes_of_seconds_end_with_the_trainings() -> None:
 
 
 def test_references_are_of_every_row_and_what_the_page_says() -> None:
-    found, (part,) = results("references.json")["rows"], results("references.json")["parts"]
+    found, (part, later) = results("references.json")["rows"], results("references.json")["parts"]
     assert set(found) == {run["row"] for run in results("presets.json")["runs"]}
     assert f"*Random play and scripts: {part['device']}, commit {part['commit']}, torch {part['torch']}" in TEXT
+    assert f"*tag_continuous: {later['device']}, commit {later['commit']}.*" in TEXT
     script = found["pursuit"]["scripts"]["pursuer"]["return"]
     assert f"`examples/pursuit_surround.py` has {script:.1f}." in TEXT
     assert f"Four random robots deliver {found['warehouse']['random']['robot']:.1f}." in TEXT
@@ -200,6 +203,15 @@ def goals_of_tag_continuous() -> Iterator[str]:
         yield f"| {run['seed']} | {shares} | {' | '.join(f'{value:.2f}' for value in returns)} |"
 
 
+def test_interquartile_means_of_connect_four_are_what_was_measured() -> None:
+    runs = results("connect_four-goals.json")["runs"].values()
+    for how in ("greedy", "sampled"):
+        for opponent in ("random moves", "a search of depth 5"):
+            matches = [run["matches"][f"{how}, {opponent}"] for run in runs]
+            won = bootstrap_interval([100 * sum(match["wins"]) / sum(match["games"]) for match in matches])
+            assert f"{won.value:.1f} % [{won.low:.1f}, {won.high:.1f}]" in TEXT
+
+
 def test_the_table_of_goals_of_tag_continuous_is_what_was_measured() -> None:
     rows = list(goals_of_tag_continuous())
     assert len(rows) == 10 and [row for row in rows if row not in TEXT] == []
@@ -277,7 +289,30 @@ def partners() -> Iterator[str]:
 
 def test_the_table_of_partners_is_what_was_measured() -> None:
     rows = list(partners())
-    assert len(rows) == 5 and [row for row in rows if row not in TEXT] == []
+    assert len(rows) == 8 and [row for row in rows if row not in TEXT] == []
+
+
+def opponents() -> Iterator[str]:
+    """A line for each game, role and training, without and with opponents: returns against both and random play."""
+    kinds = {"none": range(3), "snapshots and random play": range(3, 6), "random": range(6, 7)}
+    for row in results("opponents.json")["rows"]:
+        (rows, first), (columns, second) = row["mean"].items()
+        of_role = {rows: first, columns: [list(means) for means in zip(*second, strict=True)]}
+        if row["game"] == "connect_four":  # one role: the mean over both sides
+            pairs = [zip(*of_both, strict=True) for of_both in zip(*of_role.values(), strict=True)]
+            of_role = {"player": [[(one + other) / 2 for one, other in of_both] for of_both in pairs]}
+        for role, means in of_role.items():
+            for trained in list(kinds)[:2]:
+                cells = []
+                for others in kinds.values():
+                    seen = [[means[own][k] for k in others if len(of_role) > 1 or k != own] for own in kinds[trained]]
+                    cells.append(spread(list(map(statistics.fmean, seen)), ".2f").replace("-0.00", "0.00"))
+                yield f"| {row['game']} | {role} | {trained} | {' | '.join(cells)} |"
+
+
+def test_the_table_of_opponents_is_what_was_measured() -> None:
+    rows = list(opponents())
+    assert len(rows) == 10 and [row for row in rows if row not in TEXT] == []
 
 
 def test_the_tables_of_societies_are_what_was_measured() -> None:
