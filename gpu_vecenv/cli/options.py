@@ -109,6 +109,18 @@ def check_option_names(command: type, *parts: type) -> None:
             owners[field.name] = part.__name__
 
 
+class GameCommand(Command):
+    """A command whose first argument is a game: generic in the class of the game, whose fields are options too."""
+
+    @classmethod
+    def for_arguments(cls, arguments: Sequence[str]) -> tuple[Any, Any]:
+        """With the options of the game that is named first."""
+        kind = named_game(arguments)
+        if kind is not None:
+            check_option_names(cls, kind)
+        return with_parameter(cls, kind or NoGame), tyro.MISSING_NONPROP
+
+
 def check_same_game(given: type[Env], argument: str, name: str, what: str) -> None:
     """Refuse a game beside a run, or replays, of another one.
 

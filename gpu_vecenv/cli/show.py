@@ -9,7 +9,7 @@ from typing import Any, Generic
 
 import tyro
 
-from gpu_vecenv.cli.options import Command, GameName, GameT, NoGame, Run, named_game, names_run, with_parameter
+from gpu_vecenv.cli.options import Command, GameCommand, GameName, GameT, Run, names_run
 from gpu_vecenv.compile.codegen import generate_header
 from gpu_vecenv.compile.randomized_source import parameter_functions
 from gpu_vecenv.declare.layout import GameLayout
@@ -19,7 +19,7 @@ from gpu_vecenv.train.stored_config import readable_config, stored_configs, with
 
 
 @dataclass(frozen=True, kw_only=True)
-class Show(Command, Generic[GameT]):
+class Show(GameCommand, Generic[GameT]):
     """Print the C++ code generated for a game, or a run's configuration.
 
     Of a run, its folder or one of its checkpoints, it prints game, sizes and hyper-parameters as JSON.
@@ -33,7 +33,7 @@ class Show(Command, Generic[GameT]):
         """With the options of the game that is named first; ShowRun for a run."""
         if arguments and names_run(arguments[0]):
             return ShowRun, tyro.MISSING_NONPROP
-        return with_parameter(cls, named_game(arguments) or NoGame), tyro.MISSING_NONPROP
+        return super().for_arguments(arguments)
 
     def __call__(self) -> None:
         """Print the header."""

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Generic
 
 from rich.console import Console
 
-from gpu_vecenv.cli.options import DeviceOptions, GameName, game_class
+from gpu_vecenv.cli.options import DeviceOptions, GameCommand, GameName, GameT
+from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.tuning import Tuning, sampling_name, tune
-from gpu_vecenv.envs.registry import configure
-from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.escapes import printable
 from gpu_vecenv.progress import ProgressDisplay
 from gpu_vecenv.tables import FittedTable
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tune(DeviceOptions):
+class Tune(GameCommand, DeviceOptions, Generic[GameT]):
     """Find the fastest launch configuration of a game on this GPU.
 
     That is threads_per_env, threads_per_block and fuse_sampling. It is stored: environments of this game with this
@@ -27,11 +25,11 @@ class Tune(DeviceOptions):
 
     game_name: GameName  # a name, or a file that declares it
     num_envs: int  # environments; the result is used for similar numbers of them
-    config: tuple[str, ...] = ()  # the game's configuration: grid=30 num_taggers=6; none: its defaults
+    game: GameT
 
     def __call__(self) -> None:
         """Measure, print all candidates and store the fastest."""
-        game = configure(game_class(self.game_name), **dict(map(_setting, self.config)))
+        game: Env = self.game  # type: ignore[assignment]
         with ProgressDisplay("tune") as on_progress:
             tuning = tune(game, self.num_envs, self.device, driver=self.driver, on_progress=on_progress)
         Console().print(_table(tuning))
@@ -61,14 +59,3 @@ def _table(tuning: Tuning) -> FittedTable:
             table.add_row(str(shape.threads_per_env), str(shape.threads_per_block), what, duration, ratio)
         table.add_row("")
     return table
-
-
-def _setting(pair: str) -> tuple[str, Any]:
-    """key=value, where value is JSON or else a string."""
-    key, equals, value = pair.partition("=")
-    if not equals:
-        raise ConfigError(f"config: {pair!r}; expected key=value, as in --config grid=30 num_taggers=6")
-    try:
-        return key, json.loads(value)
-    except ValueError:
-        return key, value

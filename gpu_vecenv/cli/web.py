@@ -3,23 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic
+from typing import Generic
 
-import tyro
-
-from gpu_vecenv.cli.options import (
-    Command,
-    GameName,
-    GameT,
-    NoGame,
-    check_option_names,
-    load_run_policy,
-    named_game,
-    with_parameter,
-)
+from gpu_vecenv.cli.options import GameCommand, GameName, GameT, load_run_policy
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.escapes import printable
@@ -29,7 +17,7 @@ from gpu_vecenv.web.page import game_page
 
 
 @dataclass(frozen=True, kw_only=True)
-class Web(Command, Generic[GameT]):
+class Web(GameCommand, Generic[GameT]):
     """Write a page that plays a game in a browser, without a server.
 
     It is one file, with the game's own source as WebAssembly.
@@ -42,14 +30,6 @@ class Web(Command, Generic[GameT]):
     out: Path = Path("page")  # folder of the page; its index.html is self-contained
     title: str | None = None  # title of the page; None: the name of the game
     game: GameT
-
-    @classmethod
-    def for_arguments(cls, arguments: Sequence[str]) -> tuple[Any, Any]:
-        """With the options of the game that is named first."""
-        kind = named_game(arguments)
-        if kind is not None:
-            check_option_names(cls, kind)
-        return with_parameter(cls, kind or NoGame), tyro.MISSING_NONPROP
 
     def __call__(self) -> None:
         """Write the files."""

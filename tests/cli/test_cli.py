@@ -1623,6 +1623,13 @@ def test_a_game_that_names_a_value_like_an_option_is_refused_in_one_line(command
     assert (code, output) == (2, "") and "gamma has the name of an option of PPOConfig; rename it" in errors[0]
 
 
+def test_tune_has_the_options_of_the_game(command):
+    tune = ("tune", "tag_gridworld", "--num-envs", "4", "--device", "cpu")
+    refused(command(*tune, "--grid", "0"), "grid")
+    refused(command(*tune, "--grid", "5"), "the device is cpu")
+    refused(command(*tune, "--num-runners", "5"), "num-runners")  # of another game
+
+
 def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(command, tmp_path, monkeypatch):
     monkeypatch.setattr("time.strftime", lambda form: "20260101-000000")
     for _ in range(2):
