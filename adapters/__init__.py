@@ -20,12 +20,24 @@ from gpu_vecenv.errors import ConfigError, UnsupportedGameError
 
 # Feature -> adapters that support it.
 SUPPORTED_BY = {
-    "roles with actions of their own": ("torchrl", "benchmarl", "skrl", "rllib"),
+    "roles with actions of their own": ("torchrl", "benchmarl", "skrl", "rllib", "lightning"),
     "a Box beside discrete actions": ("torchrl", "skrl", "rllib", "lightning"),
-    "action masks": ("sb3", "torchrl", "benchmarl", "rl_games", "tianshou"),
-    "Box": ("sb3", "torchrl", "benchmarl", "skrl", "rsl_rl", "rl_games", "tianshou", "rllib", "cleanrl", "pufferlib"),
-    "Discrete": ("sb3", "torchrl", "benchmarl", "skrl", "rl_games", "tianshou", "rllib", "pufferlib"),
-    "MultiDiscrete": ("sb3", "torchrl", "skrl", "rl_games", "tianshou", "rllib", "pufferlib"),
+    "action masks": ("sb3", "torchrl", "benchmarl", "rl_games", "tianshou", "lightning"),
+    "Box": (
+        "sb3",
+        "torchrl",
+        "benchmarl",
+        "skrl",
+        "rsl_rl",
+        "rl_games",
+        "tianshou",
+        "rllib",
+        "cleanrl",
+        "pufferlib",
+        "lightning",
+    ),
+    "Discrete": ("sb3", "torchrl", "benchmarl", "skrl", "rl_games", "tianshou", "rllib", "pufferlib", "lightning"),
+    "MultiDiscrete": ("sb3", "torchrl", "skrl", "rl_games", "tianshou", "rllib", "pufferlib", "lightning"),
 }
 
 

@@ -93,7 +93,7 @@ def test_a_game_beyond_a_library_is_refused_with_what_to_take(game, config, allo
 
 
 def test_only_adapters_that_take_the_whole_game_are_named():
-    with pytest.raises(UnsupportedGameError, match=r"that do: sb3, torchrl, rl_games, tianshou$"):
+    with pytest.raises(UnsupportedGameError, match=r"that do: sb3, torchrl, rl_games, tianshou, lightning$"):
         adapters.check_actions("Some library", MultiDiscrete([2, 3]), (Box,), masks_actions=True)
     with pytest.raises(UnsupportedGameError, match="make the game with continuous_actions=True"):
         adapters.checked_vector_env(GymnasiumVectorEnv("simple_tag", 2, "cpu"), "Some library", kinds=(Box,))
@@ -114,8 +114,16 @@ def test_wrappers_are_refused_where_they_cannot_be():
         adapters.checked_vector_env(env, "Some library", wrapped=False)
 
 
-def test_what_is_named_instead_exists():
+def test_what_is_named_instead_exists_and_is_what_the_page_has():
     assert {name for names in adapters.SUPPORTED_BY.values() for name in names} <= set(ADAPTERS)
+    page = (Path(__file__).parents[2] / "docs" / "adapters.md").read_text(encoding="utf-8")
+    names, _, *rows = page[page.index("| | sb3 |") :].partition("\n\n")[0].splitlines()
+    titles = {"roles with actions of their own": "a policy per role"}
+    for feature, supporting in adapters.SUPPORTED_BY.items():
+        wanted = titles.get(feature, feature)
+        (row,) = (row for row in rows if row.split("|")[1].strip().replace("`", "") == wanted)
+        cells = zip(names.split("|")[2:-1], row.split("|")[2:-1], strict=True)
+        assert {name.strip() for name, cell in cells if cell.strip() != "\N{EN DASH}"} == set(supporting), feature
 
 
 def test_roles_of_different_sizes_need_masks_or_a_library_with_roles():
