@@ -35,7 +35,7 @@ from gpu_vecenv.train.fixed_policy import FUNCTION, RANDOM, stored_actors
 from gpu_vecenv.train.opponents_config import OpponentsConfig
 from gpu_vecenv.train.policy_specs import PolicySpec
 from gpu_vecenv.train.populations import stored_members, stored_populations
-from gpu_vecenv.train.run_folder import SETTINGS, RunConfig, read_seeds, run_folders
+from gpu_vecenv.train.run_folder import SETTINGS, RunConfig, check_end, read_seeds, run_folders
 from gpu_vecenv.train.stored_config import stored_config, stored_configs, with_defaults
 from gpu_vecenv.train.trainer import Trainer
 
@@ -84,11 +84,14 @@ class Resume(DeviceOptions):
             check_watch(self.watch, world)
             if seeds is None or not begun:
                 manifests = [_newest_manifest(folders[0], world)]
+                done = manifests[0]["iteration"]
             else:  # a seed that has no checkpoint begins anew, like those that have
                 found = {folder: _newest_manifest(folder, world) for folder in begun}
+                done = max(manifest["iteration"] for manifest in found.values())
                 pairs = zip(folders, seeds, strict=True)
                 manifests = [found.get(folder, {**found[begun[0]], "seed": seed}) for folder, seed in pairs]
             trainers = [self._trainer(manifest, given, settings, device) for manifest in manifests]
+            check_end(trainers[0], done, self.resume)
             how = {"of_seeds": seeds is not None, "watch": self.watch, "resume": True}
             return train_runs(trainers, self.resume, run_config, **how)
 

@@ -38,7 +38,8 @@ def num_episodes(trainer: Trainer, pairings: int) -> int:
 def num_envs_for(env: VecEnv, episodes: int) -> int:
     """Environments in which episodes of ``env``'s game are played, in rounds of equal size.
 
-    At least as many as ``env`` has, or one for each episode; more while agents and memory stay few.
+    There are as many rounds as if each had at least as many environments as ``env``, more while agents and memory stay
+    few; with one round each episode has an environment.
     """
     layout = env.game.layout
     fields = (field for field in (*layout.fields, *layout.engine_fields) if not field.shared)

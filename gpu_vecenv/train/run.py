@@ -81,8 +81,9 @@ def run(
         0, or 128 plus the number of the signal that stopped it.
 
     Raises:
-        ConfigError: The folder already has a run, another process trains in it, ``best_metric`` is not one of the run's
-            metrics, or no evaluation of a new run is against any of the ``eval_opponents``.
+        ConfigError: The folder already has a run, or one of more env-steps than ``total_steps``; another process trains
+            in it; ``best_metric`` is not one of the run's metrics; or no evaluation of a new run is against any of the
+            ``eval_opponents``.
         CheckpointCorruptError: No checkpoint to resume from is usable.
         FileNotFoundError: There is no checkpoint to resume from.
         NonFiniteError: A loss or gradient became NaN or infinite.

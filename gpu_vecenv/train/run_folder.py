@@ -49,7 +49,7 @@ class RunConfig:
     keep: int = param(3, low=1)  # checkpoints to keep, besides the best
     best_metric: str | None = None  # the best checkpoint has its largest mean; None: returns of the trained roles
     # episodes of each match in evaluations of checkpoints during training; 0: no evaluations and no best checkpoint;
-    # None: 100, but no more than after training
+    # None: 100, or as many as after training without ``episodes`` if those are fewer
     best_episodes: int | None = param(None, low=0)
     # least number of training episodes between two of these evaluations, as a multiple of the episodes of one match
     best_interval: int = param(10, low=0)
@@ -106,13 +106,14 @@ class Run:
         """Load the newest checkpoint into the trainer; of a new run write settings and a checkpoint.
 
         Raises:
-            ConfigError: The folder already has a run.
+            ConfigError: The folder already has a run, or one of more env-steps than the trainer's ``total_steps``.
             CheckpointCorruptError, FileNotFoundError: No checkpoint to resume from is usable, or there is none.
         """
         world = self.trainer.world
         if resume:
             tensors, manifest = self.checkpoints.load()
             seconds, selection = _progress(manifest, self.folder)
+            check_end(self.trainer, manifest["iteration"], self.folder)
             self._load_initial()
             self.trainer.load_state(tensors, manifest, str(self.folder))
             self.seconds, self.selection.state = seconds, selection
@@ -211,6 +212,15 @@ class Run:
     def close(self) -> None:
         """Release the memory of evaluations during training."""
         self.selection.close()
+
+
+def check_end(trainer: Trainer, done: int, folder: Path) -> None:
+    """Raise ConfigError if so many iterations, which a run has, are more than the trainer's ``total_steps`` make."""
+    if done > trainer.num_iterations:
+        raise ConfigError(
+            f"total_steps is {trainer.config.total_steps:,}, but the run in {folder} has "
+            f"{counted(done * trainer.env_steps_per_iteration, 'env-step')}; expected at least as many, or leave it out"
+        )
 
 
 def _progress(manifest: Mapping[str, Any], folder: Path) -> tuple[float, SelectionState]:

@@ -1,5 +1,6 @@
 """Runs that are interrupted: by signals, by SIGKILL, by damage; and going on from what they left, bit by bit."""
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -280,12 +281,18 @@ def test_a_run_may_be_given_another_end(command, trained):
     assert differences(alone, copy) == []
 
 
-def test_an_end_that_is_past_already_trains_no_more(command, trained):
-    alone = trained("alone", 4)
-    copy = interrupted(alone, 4)
-    code, _, errors = command("train", "--resume", copy, "--total-steps", 2 * STEPS)
-    assert (code, errors) == (0, [])
-    assert differences(alone, copy) == []
+def test_an_end_that_is_past_is_refused_and_changes_nothing(command, trained):
+    copy = interrupted(trained("alone", 4), 4)
+    before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
+    message = f"total_steps is {3 * STEPS}, but the run in {copy} has {4 * STEPS} env-steps; expected at least as many"
+    assert message in refusal(command("train", "--resume", copy, "--total-steps", 3 * STEPS))
+    game = gpu_vecenv.configure("tag_gridworld", max_steps=5)
+    env = gpu_vecenv.VecEnv(game, 4, "cpu", autoreset_mode="next_step")
+    expected = pytest.raises(ConfigError, match=f"total_steps is {STEPS}, but the run")
+    with contextlib.closing(env), contextlib.closing(Trainer(env, SHORT)) as trainer, expected:
+        run(trainer, copy, resume=True)
+    assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before
+    assert command("train", "--resume", copy, "--total-steps", 4 * STEPS)[0] == 0
 
 
 def test_a_game_of_ones_own_is_named_again(command, trained, tmp_path, monkeypatch):
