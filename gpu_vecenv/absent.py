@@ -48,6 +48,7 @@ OF_VEC_ENV = {
     "graceful_close": "use env.close()",
 }
 # WarpDrive's, of which each name has one place here.
+_RESET = "step resets environments that have ended; env.reset(mask=…) resets some"
 _EPISODE = "gpu_vecenv.rollout(env, policy, fields=(…)) returns an episode as NumPy arrays"
 _LAUNCH = "a kernel is named when it is launched: program.launch(kernel, items, …)"
 _COMPILE = "use env.functions.compile(source, kernels=[…]), or env.functions.compile_game(layout)"
@@ -81,6 +82,7 @@ OF_GYMNASIUM_VECTOR_ENV = {
 }
 RESET = "seed, mask and out are given by name, as in env.reset(seed=7); options are those of reset in Gymnasium's view"
 OF_PACKAGE = {
+    "adapters": "use from gpu_vecenv.adapters import sb3, or another of its modules",
     "make_vec": 'use gpu_vecenv.make("tag_gridworld", num_envs=…), or gymnasium.make_vec("gpu_vecenv/TagGridworld-v0")',
     "VectorEnv": "use gpu_vecenv.GymnasiumVectorEnv, or VecEnv, the engine's own interface",
     # WarpDrive
@@ -91,8 +93,8 @@ OF_PACKAGE = {
     "TrainerPPO": "use gpu_vecenv.Trainer(env, gpu_vecenv.PPOConfig())",
     "DataFeed": "use env.data.push(name, array)",
     "CUDAFunctionFeed": "arguments have the names of a KernelSignature, which env.functions.compile takes",
-    "CUDALogController": _EPISODE,
-    "CUDAEnvironmentReset": "step resets environments that have ended; env.reset(mask=…) resets some",
+    **dict.fromkeys(("CUDALogController", "PyCUDALogController"), _EPISODE),
+    **dict.fromkeys(("CUDAEnvironmentReset", "PyCUDAEnvironmentReset"), _RESET),
     "ParamScheduler": "use final_learning_rate of gpu_vecenv.PPOConfig, or a gpu_vecenv.Curriculum",
     "WarpDriveModule": "docs/adapters.md has a module for PyTorch Lightning",
     **dict.fromkeys(("CUDADataManager", "PyCUDADataManager"), "use gpu_vecenv.DataManager, as env.data"),

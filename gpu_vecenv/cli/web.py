@@ -13,6 +13,7 @@ from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.escapes import printable
 from gpu_vecenv.files import check_output, replace_file
 from gpu_vecenv.watch.replay import Replay
+from gpu_vecenv.watch.rerun import configured
 from gpu_vecenv.web.page import game_page
 
 
@@ -35,13 +36,18 @@ class Web(GameCommand, Generic[GameT]):
         """Write the files."""
         check_output("out", self.out, folder=True)
         game: Env = self.game  # type: ignore[assignment]
-        policy = None
+        policy = replay = None
         if self.run is not None:
             policy = load_run_policy(self.run, game=None, best=self.best, device="cpu")
-            game = self._configuration_of(policy.game)
+            game = self._configuration_of(policy.game, f"run {self.run}")
         elif self.best:
             raise ConfigError("best chooses a checkpoint of a run; give --run too")
-        replay = None if self.replay is None else Replay.load(self.replay)
+        if self.replay is not None:
+            replay = Replay.load(self.replay)
+            if self.run is None:
+                game = self._configuration_of(configured(replay, type(game)), f"replay {self.replay}")
+        if game != self.game:
+            print(printable(f"the game has the options of {self.run or self.replay}: {game!r}"))
         files = game_page(game, policy, title=self.title, replay=replay)
         for name, content in files.items():
             replace_file(self.out / name, content)
@@ -49,14 +55,12 @@ class Web(GameCommand, Generic[GameT]):
         print(printable(f"wrote {self.out / 'index.html'}: {size:,} bytes; open it in a browser, or send it alone"))
         print(printable(f"{parts} are its parts, for pages of your own"))
 
-    def _configuration_of(self, trained: Env) -> Env:
-        """The run's configuration, unless other options are given; randomised parameters are those of the options."""
+    def _configuration_of(self, found: Env, source: str) -> Env:
+        """That of a run or replay, unless other options are given; randomised parameters are those of the options."""
         given: Env = self.game  # type: ignore[assignment]
-        if type(given) is not type(trained):
-            raise ConfigError(f"run {self.run} is of {trained.name()}; expected a run of {given.name()}")
+        if type(given) is not type(found):
+            raise ConfigError(f"{source} is of {found.name()}; expected one of {given.name()}")
         options = dataclasses.replace(given, randomize=())
-        if options not in (type(given)(), dataclasses.replace(trained, randomize=())):
-            raise ConfigError(
-                f"run {self.run} was trained in {trained!r:.300}; expected these options, or none, with --run"
-            )
-        return dataclasses.replace(trained, randomize=given.randomize or trained.randomize)
+        if options not in (type(given)(), dataclasses.replace(found, randomize=())):
+            raise ConfigError(f"{source} is of {found!r:.300}; expected these options, or none, beside it")
+        return dataclasses.replace(found, randomize=given.randomize or found.randomize)

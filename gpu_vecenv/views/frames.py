@@ -139,7 +139,8 @@ class Viewer:
         rows, scale = -(-len(drawings) // columns), 1.0
         if len(drawings) > 1:
             width, height = LARGEST_WINDOW
-            scale = min(scale, width / (columns * drawings[0].width), height / (rows * drawings[0].height))
+            inner_width, inner_height = width - (columns - 1) * GAP, height - (rows - 1) * GAP
+            scale = min(scale, inner_width / (columns * drawings[0].width), inner_height / (rows * drawings[0].height))
         self.window.show(tiled([rasterise(scaled(drawing, scale)) for drawing in drawings], columns))
 
     def close(self) -> None:
@@ -334,8 +335,8 @@ def write_video(frames: Iterable[Image], path: str | Path, fps: float) -> None:
     path = Path(path)
     if path.suffix not in (".mp4", ".gif"):
         raise ConfigError(f"path is {str(path)!r}; expected the suffix .mp4 or .gif")
-    if not fps > 0 or not math.isfinite(fps):
-        raise ConfigError(f"fps is {fps}; expected a number above 0")
+    if not isinstance(fps, int | float) or not fps > 0 or not math.isfinite(fps):
+        raise ConfigError(f"fps is {fps!r:.80}; expected a number above 0")
     if not path.parent.is_dir():
         raise FileNotFoundError(f"no folder {path.parent}")
     # quality: 0 … 10; the default 5 blurs thin lines

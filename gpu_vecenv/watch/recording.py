@@ -40,7 +40,7 @@ def record(
     Each episode is then replayed alone and must be bitwise equal.
 
     Args:
-        env: Game, configuration, device and shared fields are on_device from it.
+        env: Game, configuration, device, shared fields and ranges of randomised parameters are those that it has now.
         role_policies: Role -> policy, function or None (random policy), as for ``evaluate``; or a GamePolicy.
         episodes: Number of episodes; episode k is the first one of environment k.
         seed: Seed of the random streams.
@@ -62,7 +62,7 @@ def record(
             f"record: initial_states of {', '.join(env.build.initial_fields)} are not stored in a replay; record an "
             "environment made without initial_states"
         )
-    game, episodes, seed = env.game, validate_int("episodes", episodes, 1), validate_seed(seed)
+    game, episodes, seed = _as_drawn(env), validate_int("episodes", episodes, 1), validate_seed(seed)
     (name, config), sources = _name_and_config(game), source_sha256(game)
     eval_env = evaluation_env(env, episodes)
     try:
@@ -130,6 +130,18 @@ def _play_episodes(eval_env: VecEnv, act: RolePolicies, seed: int, on_progress: 
             on_host.append(torch.stack(on_device).cpu().numpy())
             on_device.clear()
     return np.concatenate(on_host), torch.stack(digests).cpu().numpy().view(np.uint64)
+
+
+def _as_drawn(env: VecEnv) -> Env:
+    """The game with the ranges from which the environment draws parameters now: a schedule may have changed them."""
+    ranges = env.data["engine_ranges"][:, :2].tolist() if env.layout.randomized else []
+    changed = {
+        own.name: (low, high)
+        for own, (low, high) in zip(env.layout.randomized, ranges, strict=True)
+        if (low, high) != (own.low, own.high)
+    }
+    randomize = tuple((name, *changed.get(name, (low, high))) for name, low, high in env.game.randomize)
+    return dataclasses.replace(env.game, randomize=randomize) if changed else env.game
 
 
 def _name_and_config(game: Env) -> tuple[str, dict[str, Any]]:

@@ -40,7 +40,7 @@ class Playback:
         stale: Whether the game's source has changed since the recording (without changing a bit).
         state: Name -> (T + 1, *shape), from the reset on; shared fields without the first axis. In addition to the
             game's fields, "elapsed_steps" (T + 1,) int32 and "active" (T + 1, A) bool, unless fields have these names.
-        active: (T + 1, A) bool, agents whose next action counts.
+        active: (T + 1, A) bool, agents whose episode has not ended.
         obs: (T + 1, A, *obs_shape).
         rewards: (T, A) float32.
         terminations: (T, A) bool.

@@ -1,5 +1,6 @@
 """Replays: bitwise equal on every device; damaged and forged files are refused."""
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -291,6 +292,17 @@ def test_a_game_that_is_not_reproducible_is_refused(tmp_path):
     env = gpu_vecenv.VecEnv(Counting(), 1, "cpu")
     with pytest.raises(ReplayMismatchError, match=r"Counting is not reproducible.*depend on more than.*step 0 of 1"):
         record(env, random_policies(env), episodes=2)
+
+
+def test_a_replay_has_the_ranges_that_a_curriculum_has_set(device):
+    env = gpu_vecenv.make("cartpole", 8, device, randomize={"gravity": (5.1, 15.0), "half_length": (0.4, 0.6)})
+    curriculum = gpu_vecenv.Curriculum(randomize={"gravity": lambda progress: (9.0, 10.0)})
+    config = gpu_vecenv.PPOConfig(total_steps=32, num_steps=4, num_minibatches=1, hidden_sizes=(8,))
+    with contextlib.closing(env), contextlib.closing(gpu_vecenv.Trainer(env, config, curriculum=curriculum)) as trainer:
+        assert record(env, random_policies(env))[0].config["randomize"][0] == ["gravity", 5.1, 15.0]
+        trainer.train()
+        (replay,) = record(trainer.env, random_policies(env))  # which plays it again
+    assert replay.config["randomize"] == [["gravity", 9.0, 10.0], ["half_length", 0.4, 0.6]]
 
 
 def test_wrong_arguments_of_record_are_refused(device, monkeypatch):

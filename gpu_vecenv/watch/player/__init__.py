@@ -44,7 +44,7 @@ class Film:
         agents: Names in agent order, such as "tagger_0".
         roles: Role -> number of agents, in agent order.
         rewards: (T, A) float32. Sums that are not finite are gaps in the plot.
-        active: (T + 1, A) bool, agents whose next action counts.
+        active: (T + 1, A) bool, agents whose episode has not ended.
         terminations: (T, A) bool.
         truncations: (T, A) bool.
         facts: Name -> text, shown below the film: configuration, seed, digest.
