@@ -206,7 +206,8 @@ def opponents_of_run(
     """
     found = dict[str, GamePolicy | FixedActor]()
     for player in parsed_players(option, texts, loaded.game):
-        found |= player.players(loaded.game, best=best, device=loaded.device)
+        of_folder = run_and_member(Path(player.source))[0].is_dir()  # a file is its own checkpoint
+        found |= player.players(loaded.game, best=best and of_folder, device=loaded.device)
     return found
 
 

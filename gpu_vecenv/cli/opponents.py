@@ -70,10 +70,12 @@ class OpponentOptions:
         if SNAPSHOTS in self.opponents:
             return
         names = [option.name for option in dataclasses.fields(self) if option.name != "opponents"]
-        lacks, idle = ("there are no opponents", names) if not self.opponents else (NO_SNAPSHOTS, OF_SNAPSHOTS)
+        lacks, wanted, idle = "there are no opponents", "give --opponents values", tuple(names)
+        if self.opponents:
+            lacks, wanted, idle = NO_SNAPSHOTS, f"add {SNAPSHOTS} to --opponents", OF_SNAPSHOTS
         for name in idle:
             if (value := getattr(self, name)) not in [getattr(own, name) for own in defaults]:
-                raise ConfigError(f"{name} is {value}, but {lacks}; add {SNAPSHOTS} to --opponents, or leave it out")
+                raise ConfigError(f"{name} is {value}, but {lacks}; {wanted}, or leave it out")
 
     @classmethod
     def of_config(cls, config: OpponentsConfig) -> OpponentOptions:

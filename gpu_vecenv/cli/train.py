@@ -263,6 +263,7 @@ class _Selection:
     preset: PresetName = "fast"
     num_envs: int | Literal["auto"] | None = None
     population: int = 1
+    policies: str = "{}"
     frozen: tuple[str, ...] = ()
     resume: Path | None = None
 
@@ -271,6 +272,15 @@ class _Selection:
         """Those among the arguments; the defaults if one is wrong, which parsing all options then reports."""
         parsed = parsed_options(cls, arguments)
         return cls(resume=Path() if "--resume" in arguments else None) if parsed is None else parsed[0]
+
+    def has_population(self) -> bool:
+        """Whether several policies take the place of one; a wrong value of --policies is reported elsewhere."""
+        try:
+            given = json.loads(self.policies)
+            sizes = [changes.get("population", 1) for changes in given.values()]
+        except (AttributeError, ValueError, RecursionError):
+            sizes = []
+        return any(size != 1 for size in (self.population, *sizes))
 
 
 def preset_defaults(
@@ -303,7 +313,7 @@ def preset_defaults(
 def _default_opponents(selection: _Selection, game: type[Env], num_envs: int | Literal["auto"]) -> OpponentOptions:
     """Those of the game's preset; none with other hyper-parameters, frozen roles, or where there cannot be any."""
     others = selection.algorithm != "ppo" or selection.preset != "fast" or selection.frozen
-    if not game.preset_opponents or others or selection.population > 1 or num_processes() > 1:
+    if not game.preset_opponents or others or selection.has_population() or num_processes() > 1:
         return OpponentOptions()
     return _preset_opponents(game, num_envs if selection.num_envs is None else selection.num_envs)
 

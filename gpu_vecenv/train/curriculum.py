@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -375,12 +376,19 @@ class Schedules:
             for policy, learner in self._learners.items()
             for option, write in self._writers(learner).items()
         }
-        own = [full for full, (option, *_) in writers.items() if name in (full, option)]
+        members = re.compile(re.escape(name) + r"_p\d+")  # of a population
+        own = [full for full, (option, *_) in writers.items() if name in (full, option) or members.fullmatch(full)]
+        options = sorted({option for option, *_ in writers.values()})
         if not own:
-            options = sorted({option for option, *_ in writers.values()})
             raise ConfigError(
                 f"curriculum: config has {name!r}; expected some of {options}, or one of {sorted(writers)}: no other "
                 "option can change during a run"
+            )
+        fixed = [policy for policy in self._learners if f"{name}_{policy}" not in writers]
+        if fixed and name in options:
+            raise ConfigError(
+                f"curriculum: config has {name!r}, which cannot change in {', '.join(fixed)}; expected other policies "
+                f"by their names: {sorted(own)}"
             )
         for full in own:
             option, learner, write = writers[full]

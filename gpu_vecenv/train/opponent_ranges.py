@@ -9,7 +9,7 @@ from typing import NamedTuple
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.fixed_policy import STILL, noop_of
-from gpu_vecenv.train.opponents_config import Opponent, OpponentsConfig
+from gpu_vecenv.train.opponents_config import SNAPSHOTS, Opponent, OpponentsConfig
 from gpu_vecenv.train.role_view import agents_of, sides_of_game
 
 
@@ -88,7 +88,7 @@ class Ranges:
                 )
         self.plays: dict[str, list[frozenset[int]]] = {}
         for member, name in zip(config.members, config.names, strict=True):
-            own = everyone
+            own = agents if name == SNAPSHOTS else everyone  # frozen policies have no snapshots
             if isinstance(member, Opponent):
                 own = frozenset(agents_of(game, [part for key in member.actors for part in key.split("+")]))
             self.plays[name] = [own - side.agents for side in sides]

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
+from gpu_vecenv.errors import ConfigError
+
 
 class Transition(NamedTuple):
     """One step of E environments with A agents, as ``VecEnv.step`` in "next_step" mode takes and gives it.
@@ -59,11 +61,15 @@ class Shaping:
         """The rewards of a transition, (E, A) float32; 0 for agents that were not active.
 
         Raises:
+            ConfigError: The function raised a TypeError or ValueError.
             TypeError: The function returned no tensor, or one of another dtype.
             ValueError: The shape or device is another, or the function wrote to the transition.
         """
         versions = [tensor._version for tensor in transition]
-        shaped = self.reward(transition)
+        try:
+            shaped = self.reward(transition)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{self.name} raised {type(error).__name__}: {error}") from error
         like = transition.rewards
         if not isinstance(shaped, torch.Tensor):
             raise TypeError(f"{self.name} returned a {type(shaped).__name__}; expected a torch tensor")

@@ -631,7 +631,7 @@ REFUSED = {
     ),
     "a share of no opponents": (
         "train tag_gridworld --opponents-share 0.5",
-        "opponents_share is 0.5, but there are no opponents; add snapshots to --opponents, or leave it out",
+        "opponents_share is 0.5, but there are no opponents; give --opponents values, or leave it out",
     ),
     "a share of no opponents of a preset": (
         "train tag_continuous --num-envs 6 --opponents --opponents-share 0.3",
@@ -1437,6 +1437,8 @@ def test_evaluate_best_checkpoint(trained, command, tmp_path):
     last, best = (json.loads(command(*options, *more)[1]) for more in ([], ["--best"]))
     assert last != best
     assert best.items() >= played(run, 30, 30, best=True).items()
+    file = "runner=run/checkpoints/best.safetensors"
+    assert json.loads(command(*options, "--best", "--opponents", file)[1]) == best  # a file is a checkpoint already
     (run / "checkpoints" / "best.safetensors").unlink()
     refused(command(*options, "--best"), "no checkpoint at .*best.safetensors")
 

@@ -77,11 +77,14 @@ def test_the_opponents_of_a_preset_are_defaults_where_there_can_be_any(monkeypat
     for without in (
         ["--num-envs", "3"],  # one range, and two sides
         ["--population", "2"],
+        ["--policies", '{"runner": {"population": 2}}'],
         ["--frozen", "runner=runs/old"],
         ["--algorithm", "a2c"],
         ["--preset", "mappo"],
     ):
         assert default_opponents(*without) == OpponentOptions()
+    for kept in ("{", "3", '{"runner": {"gamma": 0.9}}'):  # wrong values are reported when they are used
+        assert default_opponents("--policies", kept) == whole
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert default_opponents() == OpponentOptions()
@@ -233,6 +236,7 @@ def test_the_options_are_those_of_the_checkpoint(train, tmp_path):
             "error: opponents_share is 0.1, which of 16 environments is 1, and opponents_ranges is 8; expected",
         ),
         (["random", "--opponents-ranges", "1"], "error: opponents_ranges is 1; expected at least one for each side"),
+        (["snapshots", "--frozen", "runner=random"], "opponent 'snapshots' plays against no side that learns"),
     ],
 )
 def test_wrong_opponents_are_refused_before_anything_is_written(opponents, message, train, script, tmp_path):

@@ -325,6 +325,14 @@ def test_a_curriculum_does_not_change_the_discounts_of_members(device):
         trainer(device, curriculum=curriculum)
     curriculum = gpu_vecenv.Curriculum(config={"clip_tagger_p1": lambda progress: 0.1})
     assert trainer(device, curriculum=curriculum).train_iteration()["curriculum_clip_tagger_p1"] == pytest.approx(0.1)
+    curriculum = gpu_vecenv.Curriculum(config={"clip_tagger": lambda progress: 0.1})
+    metrics = trainer(device, curriculum=curriculum).train_iteration()
+    assert {name for name in metrics if name.startswith("curriculum_")} == {
+        f"curriculum_clip_tagger_p{k}" for k in range(3)
+    }
+    alone = {"tagger": PolicySpec(population=3), "runner": PolicySpec()}
+    with pytest.raises(ConfigError, match=r"'gae_lambda', which cannot change in tagger_p0, .*\['gae_lambda_runner'\]"):
+        trainer(device, policies=alone, curriculum=gpu_vecenv.Curriculum(config={"gae_lambda": lambda progress: 0.9}))
 
 
 def test_a_population_of_agents_that_share_a_policy(device):

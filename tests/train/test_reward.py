@@ -182,6 +182,7 @@ def test_the_mean_per_agent_step_is_logged_for_each_role_beside_the_games_return
             r"a tensor \(6,\) on .* for each agent, .* = \(6, 3\)",
         ),
         (lambda t: t.obs, ValueError, r"a tensor \(6, 3, 1\) on"),
+        (lambda t: t.rewards + "1", ConfigError, r"<lambda> raised TypeError: .*str"),
         (lambda t: t.rewards.to("meta"), ValueError, "on meta; expected a reward for each agent"),
         (lambda t: t.rewards.add_(1), ValueError, r"wrote to rewards.* of its transition; .* clone\(\)"),
         (lambda t: (t.next_obs[..., 0].zero_(), t.rewards)[1], ValueError, "wrote to obs, next_obs of its transition"),
