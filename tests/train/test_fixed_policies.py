@@ -70,7 +70,7 @@ def test_a_box_is_drawn_from_all_of_it(device):
 @pytest.mark.parametrize("actor", ["random", "still", east], ids=["random", "still", "script"])
 @pytest.mark.parametrize("pool", [False, True], ids=["alone", "with opponents"])
 def test_a_resumed_trainer_goes_on_bit_by_bit(actor, pool, device, tmp_path):
-    members = ("snapshots", "random", Opponent(name="x", actors={"runner": "still"}))
+    members = ("random", Opponent(name="x", actors={"runner": "still"}))
     opponents = OpponentsConfig(share=0.5, num_ranges=4, members=members, reassign_interval=1) if pool else None
     whole, resumed = (trainer(device, actor, opponents=opponents) for _ in range(2))
     for _ in range(3):
@@ -88,10 +88,9 @@ def test_a_resumed_trainer_goes_on_bit_by_bit(actor, pool, device, tmp_path):
 
 
 def test_opponents_replace_an_actor_in_their_environments(device):
-    """Snapshots do not: of what has no network a snapshot is what it is."""
     own = Opponent(name="east", actors={"runner": east})
-    kinds = {"snapshots": 0, "random": None, "east": 1}
-    for member in ("snapshots", "random", own):
+    kinds = {"random": None, "east": 1}
+    for member in ("random", own):
         opponents = OpponentsConfig(share=0.5, num_ranges=2, members=(member,))
         one = trainer(device, "still", opponents=opponents)
         one.begin_iteration()
@@ -100,6 +99,12 @@ def test_opponents_replace_an_actor_in_their_environments(device):
         expected = kinds[member if isinstance(member, str) else member.name]
         drawn = draws[:, 8:][active[:, 8:]].unique().tolist()
         assert drawn == [expected] if expected is not None else len(drawn) == 5
+
+
+def test_snapshots_where_no_other_policy_learns_are_refused(device):
+    opponents = OpponentsConfig(share=0.5, num_ranges=2, members=("snapshots",))
+    with pytest.raises(ConfigError, match="'snapshots' plays against no side that learns; these are tagger"):
+        trainer(device, "still", opponents=opponents)
 
 
 @pytest.mark.parametrize("actor", ["random", "still", None])
