@@ -69,8 +69,8 @@ class OpponentOptions:
         """
         if SNAPSHOTS in self.opponents:
             return
-        names = [option.name for option in dataclasses.fields(self) if option.name != "opponents"]
-        lacks, wanted, idle = "there are no opponents", "give --opponents values", tuple(names)
+        names = tuple(option.name for option in dataclasses.fields(self) if option.name != "opponents")
+        lacks, wanted, idle = "there are no opponents", "give --opponents values", names
         if self.opponents:
             lacks, wanted, idle = NO_SNAPSHOTS, f"add {SNAPSHOTS} to --opponents", OF_SNAPSHOTS
         for name in idle:

@@ -84,14 +84,12 @@ class Resume(DeviceOptions):
             check_watch(self.watch, world)
             if seeds is None or not begun:
                 manifests = [_newest_manifest(folders[0], world)]
-                done = manifests[0]["iteration"]
             else:  # a seed that has no checkpoint begins anew, like those that have
                 found = {folder: _newest_manifest(folder, world) for folder in begun}
-                done = max(manifest["iteration"] for manifest in found.values())
                 pairs = zip(folders, seeds, strict=True)
                 manifests = [found.get(folder, {**found[begun[0]], "seed": seed}) for folder, seed in pairs]
             trainers = [self._trainer(manifest, given, settings, device) for manifest in manifests]
-            check_end(trainers[0], done, self.resume)
+            check_end(trainers[0], max(manifest["iteration"] for manifest in manifests), self.resume)
             how = {"of_seeds": seeds is not None, "watch": self.watch, "resume": True}
             return train_runs(trainers, self.resume, run_config, **how)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,6 +26,7 @@ from gpu_vecenv.train.learner import Learner
 from gpu_vecenv.train.learner_config import LearnerConfig
 from gpu_vecenv.train.level_replay import LevelReplay
 from gpu_vecenv.train.normalizers import ValueNorm
+from gpu_vecenv.train.populations import members_of_metric
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.reward import qualified_name
 
@@ -376,8 +376,8 @@ class Schedules:
             for policy, learner in self._learners.items()
             for option, write in self._writers(learner).items()
         }
-        members = re.compile(re.escape(name) + r"_p\d+")  # of a population
-        own = [full for full, (option, *_) in writers.items() if name in (full, option) or members.fullmatch(full)]
+        members = members_of_metric(name, writers)  # options are named as metrics are
+        own = [full for full, (option, *_) in writers.items() if name in (full, option) or full in members]
         options = sorted({option for option, *_ in writers.values()})
         if not own:
             raise ConfigError(

@@ -157,7 +157,7 @@ def test_trials_are_few_different_and_fit_the_rollout(scripts: dict[str, ModuleT
     assert trials[1:] != scripts["preset_sweep"].trials_of("acrobot", preset, 40)[1:]
 
 
-def test_a_sweep_has_trials_where_no_power_of_two_divides_the_steps_of_a_rollout(scripts: dict[str, ModuleType]):
+def test_a_sweep_has_trials_where_no_power_of_two_divides_a_rollout(scripts: dict[str, ModuleType]) -> None:
     preset = {"num_envs": 10, "num_steps": 500, "num_minibatches": 1}
     trials = scripts["preset_sweep"].trials_of("warehouse", preset, 1000)
     assert len(trials) > 40

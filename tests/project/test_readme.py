@@ -335,9 +335,8 @@ def test_the_claims_of_the_front_pages_are_measured() -> None:
     assert "120 million of them by WebAssembly" in readme and "120 million agent-steps, 0 differ" in reliability
     table = adapters.partition("\n\n| library |")[2].partition("\n\n")[0]
     libraries = re.findall(r"^\| ([\w-]+(?: Lightning)?) \|", table, re.MULTILINE)
-    assert (
-        len(set(libraries) - {"SuperSuit", "PyTorch Lightning"}) == 10
-    )  # which wrap, and train the library's PPO or nothing
+    without_learners = {"SuperSuit", "PyTorch Lightning"}  # they wrap, or train with this library's PPO
+    assert len(set(libraries) - without_learners) == 10
     assert "Ten RL libraries" in readme and "10 RL libraries" in landing
 
 
