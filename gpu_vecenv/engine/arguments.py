@@ -44,7 +44,7 @@ def validate_seed(seed: Any) -> int:
 
 def validate_seeds(seed: Any, num_envs: int) -> int | tuple[int, ...]:
     """One seed for all environments, or one for each; or InvalidSeedError."""
-    if not isinstance(seed, Sequence | np.ndarray) or isinstance(seed, str | bytes):
+    if not isinstance(seed, Sequence | np.ndarray) or isinstance(seed, str | bytes) or np.shape(seed) == ():
         return validate_seed(seed)
     if len(seed) != num_envs or np.ndim(seed) != 1:
         raise InvalidSeedError(

@@ -41,6 +41,13 @@ class Fields(dict[str, torch.Tensor]):
     def __missing__(self, name: str) -> torch.Tensor:
         raise unknown_name("field", name, self)
 
+    def __setitem__(self, name: str, value: object) -> NoReturn:
+        """Raise TypeError: the environment's memory is that of its tensors."""
+        raise TypeError(
+            f"state[{name!r}] is set to a {type(value).__name__}; expected a write into its tensor, such as "
+            f"state[{name!r}].copy_(tensor) or state[{name!r}][mask] = number"
+        )
+
 
 class DataManager(Mapping[str, torch.Tensor]):
     """Named tensors on one device. ``data[name]`` is the live tensor: kernels and torch share its memory."""

@@ -482,9 +482,10 @@ class VecEnv:
             faulted = (words & int(bits)).nonzero()[:, 0].tolist()
             if faulted:
                 names = " and ".join(str(fault.name) for fault in Fault if fault & int(words[faulted[0]]))
+                invalid = int(words[faulted[0]]) & (Fault.INVALID_ACTION | Fault.NONFINITE_ACTION)
                 raise error(
-                    f"{len(faulted)} of {self.num_envs} environments have faults; the first, {faulted[0]}: {names}. "
-                    'With validate="sync", step names the agent and the value at once'
+                    f"{len(faulted)} of {self.num_envs} environments have faults; the first, {faulted[0]}: {names}"
+                    + '. With validate="sync", step names the agent and the value at once' * bool(invalid)
                 )
 
     def episode_statistics(self) -> dict[str, torch.Tensor]:

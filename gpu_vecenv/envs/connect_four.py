@@ -26,7 +26,7 @@ class ConnectFour(Env):
     line_length: int = param(4, low=2)  # pieces in a row, column or diagonal that win
     opening_moves: int = param(0, low=0)  # random moves without a line, with which every game begins
     slip: float = param(0.0, low=0, high=1)  # probability that a piece falls into a random open column instead
-    max_steps: int = param(42, low=1)  # steps until the episode is truncated; by default the cells of the board
+    max_steps: int = param(42, low=1)  # steps until the episode is truncated; 42: the cells of the default board
 
     state = (
         Field("board", u8, ("num_rows", "num_columns")),  # 0: empty, 1 and 2: a piece of player 0 or 1; row 0 is on top

@@ -28,7 +28,7 @@ from gpu_vecenv.train.level_replay import LevelReplay
 from gpu_vecenv.train.normalizers import ValueNorm
 from gpu_vecenv.train.populations import members_of_metric
 from gpu_vecenv.train.ppo import PPOConfig
-from gpu_vecenv.train.reward import qualified_name
+from gpu_vecenv.train.user_functions import naming, qualified_name
 
 # A number, or what numpy.asarray makes an array of numbers of, as a function of a number.
 Schedule: TypeAlias = Callable[[float], Any]
@@ -312,7 +312,8 @@ class Schedules:
             schedule, x = target.schedule, progress
             if isinstance(schedule, ByMetric):
                 schedule, x = schedule.schedule, next(readings)
-            given = schedule(x)
+            with naming(f"curriculum: the schedule of {target.name}"):
+                given = schedule(x)
             given = given.detach().cpu().numpy() if isinstance(given, torch.Tensor) else given
             try:
                 value = np.asarray(given, dtype=np.float64)

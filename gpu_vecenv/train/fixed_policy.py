@@ -13,6 +13,7 @@ from gpu_vecenv.engine.sampler import Squash
 from gpu_vecenv.errors import CheckpointCorruptError, ConfigError
 from gpu_vecenv.train.policy import Policy
 from gpu_vecenv.train.role_view import agents_of
+from gpu_vecenv.train.user_functions import naming, qualified_name
 
 RANDOM: Literal["random"] = "random"
 STILL: Literal["still"] = "still"
@@ -173,12 +174,22 @@ def function_of(game: Env, names: Sequence[str], actor: FixedActor, device: torc
         ConfigError: It is another word, or "still" in a game that declares no no-op of a role.
     """
     if not isinstance(actor, str):
-        return actor
+        return _named(actor)
     if actor not in WORDS:
         raise ConfigError(
             f"the actor of {'+'.join(names)} is {actor!r}; expected {RANDOM!r}, {STILL!r} or a function of observations"
         )
     return None if actor == RANDOM else StandingStill(game, names, device)
+
+
+def _named(actor: Function) -> Function:
+    """The function, whose errors have its name."""
+
+    def act(obs: torch.Tensor) -> torch.Tensor:
+        with naming(qualified_name(actor)):
+            return actor(obs)
+
+    return act
 
 
 def kinds_of(policies: Mapping[str, Policy]) -> dict[str, str]:

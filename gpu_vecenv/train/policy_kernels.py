@@ -21,7 +21,7 @@ from gpu_vecenv.train.rollout_storage import Rollout
 from gpu_vecenv.train.sequences import RecurrentStates
 
 # Observations of a step, of all agents, below which torch is faster than kernels layer by layer, but in bfloat16. On an
-# H200 with TF32 and layers of 256 units it is by 3 and 14 % with 11,000, and slower by 9 and 10 % with 220,000:
+# H200 with TF32 and layers of 256 units it is by 3 and 13 % with 11,000, and slower by 12 % with 220,000:
 # docs/performance/h200-learner.json.
 MIN_STEP_ROWS = 2**16
 

@@ -120,6 +120,12 @@ class PPOConfig(LearnerConfig):
                 f"least_learning_rate is {self.least_learning_rate}, most_learning_rate {self.most_learning_rate}; "
                 "expected the former not to be larger"
             )
+        limits = self.least_learning_rate, self.most_learning_rate
+        if self.desired_kl is not None and not limits[0] <= self.learning_rate <= limits[1]:
+            raise ConfigError(
+                f"learning_rate is {self.learning_rate} with desired_kl; expected one of least_learning_rate, "
+                f"{limits[0]}, to most_learning_rate, {limits[1]}, in which it stays"
+            )
 
     @classmethod
     def mappo(cls, **changes: Any) -> PPOConfig:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 
-from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.train.user_functions import naming, qualified_name
 
 
 class Transition(NamedTuple):
@@ -66,10 +65,8 @@ class Shaping:
             ValueError: The shape or device is another, or the function wrote to the transition.
         """
         versions = [tensor._version for tensor in transition]
-        try:
+        with naming(self.name):
             shaped = self.reward(transition)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"{self.name} raised {type(error).__name__}: {error}") from error
         like = transition.rewards
         if not isinstance(shaped, torch.Tensor):
             raise TypeError(f"{self.name} returned a {type(shaped).__name__}; expected a torch tensor")
@@ -85,11 +82,3 @@ class Shaping:
                 f"{self.name} wrote to {', '.join(written)} of its transition; expected new tensors: write to a clone()"
             )
         return torch.where(transition.active, shaped, 0.0)
-
-
-def qualified_name(function: Callable[..., Any]) -> str:
-    """Module and name of a function, of that of a ``functools.partial``, or of the class of a callable object."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    named = function if hasattr(function, "__qualname__") else type(function)
-    return f"{named.__module__}.{named.__qualname__}"

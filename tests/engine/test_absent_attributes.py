@@ -8,6 +8,7 @@ import gymnasium
 import pytest
 
 import gpu_vecenv
+import gpu_vecenv.adapters
 from gpu_vecenv.absent import (
     OF_DATA_MANAGER,
     OF_FUNCTION_MANAGER,

@@ -342,6 +342,7 @@ def test_a_wrong_seed_is_refused(env, seed):
         ([1, 2, 3, 4, 5, -6], ["seed is -6"]),
         ([1, 2, 3, 4, 5, None], ["seed is None"]),
         (np.arange(6.0), ["seed is", "float64"]),
+        (np.array(3), ["seed is array(3)", "expected an int"]),
     ],
 )
 def test_wrong_seeds_are_refused(env, seed, words):
@@ -711,6 +712,14 @@ def test_an_unknown_tensor_has_the_nearest_names_in_its_error(name, hint):
     with pytest.raises(KeyError, match=r"no field 'cel'; nearest: cell"):
         env.state["cel"]
     assert "cell" not in env.data and env.data.get("cell") is None
+
+
+def test_a_field_cannot_be_set_to_another_tensor():
+    env = gpu_vecenv.make("tag_gridworld", 2, "cpu")
+    cells = env.state["cell"]
+    with pytest.raises(TypeError, match=r"state\['cell'\] is set to a Tensor; expected .* state\['cell'\]\.copy_\("):
+        env.state["cell"] = torch.ones_like(cells)
+    assert env.state["cell"].data_ptr() == cells.data_ptr()
 
 
 def test_an_argument_of_make_that_is_misspelt_is_named():

@@ -114,3 +114,10 @@ def test_a_run_resumes_bit_identically(device, tmp_path):
 def test_limits_in_the_wrong_order():
     with pytest.raises(ConfigError, match="expected the former not to be larger"):
         PPOConfig(least_learning_rate=1e-2, most_learning_rate=1e-3)
+
+
+@pytest.mark.parametrize("rate", [9e-6, 2e-2])
+def test_a_rate_outside_its_limits(rate):
+    PPOConfig(learning_rate=rate)  # a schedule has no limits
+    with pytest.raises(ConfigError, match=f"learning_rate is {rate} with desired_kl; expected one of .*1e-05, to"):
+        PPOConfig(learning_rate=rate, desired_kl=0.01)

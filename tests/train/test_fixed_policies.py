@@ -200,6 +200,8 @@ def test_what_an_actor_lacks_is_refused(device):
     env = gpu_vecenv.make("tag_gridworld", 4, device)
     with pytest.raises(ConfigError, match="the actor of runner is 'anyone'; expected 'random', 'still' or a function"):
         evaluate(env, {"tagger": None, "runner": "anyone"}, 2)
+    with pytest.raises(ConfigError, match=r"test_fixed_policies\..*<lambda> raised ValueError: .*could not convert"):
+        evaluate(env, {"tagger": None, "runner": lambda obs: float("wrong")}, 2)
     one = trainer(device, lambda obs: obs)
     with pytest.raises((TypeError, ValueError), match="the function of 'runner': actions"):
         one.train_iteration()

@@ -15,8 +15,8 @@ import gpu_vecenv
 from gpu_vecenv import Env, Field, PPOConfig, Trainer
 from gpu_vecenv.declare.field import f32
 from gpu_vecenv.errors import ConfigError, NonFiniteError
-from gpu_vecenv.train.reward import qualified_name
 from gpu_vecenv.train.staggered_starts import stagger
+from gpu_vecenv.train.user_functions import qualified_name
 
 WALKERS = """#include "game_api.cuh"
 struct Scratch {};
