@@ -21,7 +21,7 @@ NO_MESSAGES = FixedArgument(0, "agents send no messages")
 # targets are sums of 5 rewards, as far as advantages with this gae_lambda look ahead on average; it standardises
 # rewards, and leaves advantages as they are. Sizes and rate are of a sweep: docs/results/sweeps.json.
 RUN = {"num_envs": 64, "total_steps": 10_000_000, "num_steps": 128, "num_minibatches": 16, "num_epochs": 2}
-LEARNING = {"learning_rate": 1e-3, "final_learning_rate": None, "gae_lambda": 0.8, "entropy_coefficient": 0.001}
+LEARNING = {"learning_rate": 5e-4, "final_learning_rate": None, "gae_lambda": 0.8, "entropy_coefficient": 0.001}
 SCALES = {"max_grad_norm": 10.0, "normalize_returns": True, "normalize_advantages": False}
 NETWORK = {"hidden_sizes": (128, 128), "activation": "relu", "shared_trunk": False, "agent_ids": True}
 
