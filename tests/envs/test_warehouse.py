@@ -347,7 +347,7 @@ def test_a_warehouse_that_cannot_work_is_refused(config, message):
 def test_observations_are_within_their_space(random_seed, device):
     for normalised in (False, True):
         config = {"num_agents": 4, "grid": HALL, "normalised_coordinates": normalised}
-        env = gpu_vecenv.make("warehouse", 3, device, **config)
+        env = gpu_vecenv.make("warehouse", 24, device, **config)
         space, largest = env.game.layout.observation.spaces["robot"], torch.zeros(env.game.layout.observation.shape)
         env.reset(seed=random_seed)
         for _ in range(80):
