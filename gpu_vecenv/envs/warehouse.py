@@ -19,7 +19,7 @@ REQUESTS = {"easy": 2.0, "normal": 1.0, "hard": 0.5}  # requested shelves for ea
 NO_MESSAGES = FixedArgument(0, "agents send no messages")
 # Network, entropy bonus and gradient norm of EPyMARL's src/config/algs/ippo.yaml and default.yaml, without the GRU. Its
 # targets are sums of 5 rewards, as far as advantages with this gae_lambda look ahead on average; it standardises
-# rewards, and leaves advantages as they are. Sizes and rate are of a sweep: docs/results/sweeps.json.
+# rewards, and leaves advantages as they are. Sizes and rate are of sweeps: docs/results/warehouse-sweep.json.
 RUN = {"num_envs": 64, "total_steps": 10_000_000, "num_steps": 128, "num_minibatches": 16, "num_epochs": 2}
 LEARNING = {"learning_rate": 5e-4, "final_learning_rate": None, "gae_lambda": 0.8, "entropy_coefficient": 0.001}
 SCALES = {"max_grad_norm": 10.0, "normalize_returns": True, "normalize_advantages": False}
