@@ -115,10 +115,12 @@ def rows_of(contents: Mapping[str, Any], row: str) -> Iterator[str]:
     seconds = sorted(run["seconds"] for run in good)[len(good) // 2]
     for role in good[0]["sampled"]:
         cells = []
+        digits = 2 if all(abs(run[how][role]) <= 1 for run in good for how in ("sampled", "greedy")) else 1
         for how in ("sampled", "greedy"):
             scores = [run[how][role] for run in good]
             found = bootstrap_interval(scores)
-            cells += [f"{found.value:.1f} [{found.low:.1f}, {found.high:.1f}]", f"{min(scores):.1f}"]
+            numbers = [f"{number:.{digits}f}" for number in (found.value, found.low, found.high, min(scores))]
+            cells += ["{} [{}, {}]".format(*numbers[:3]), numbers[3]]
         beside = [row, role, contents["side"], f"{len(good)}{failed}", steps, f"{seconds:.1f} s", *cells]
         yield f"| {' | '.join(beside)} |"
 

@@ -117,25 +117,35 @@ def make_trainer(
     return Trainer(env, config, seed=seed, opponents=opponents, curriculum=preset_curriculum(game))
 
 
-def returns_of(
-    trainer: Trainer, episodes: int, greedy: bool = False, others: Mapping[str, RolePolicy] | None = None
+def returns_against(
+    env: VecEnv,
+    own: Mapping[str, RolePolicy],
+    others: Mapping[str, RolePolicy] | None,
+    episodes: int,
+    greedy: bool = False,
 ) -> dict[str, float]:
-    """Mean return of each trained role, its opponents from ``others``: role -> actor; by default they act at random.
+    """Mean return of each role in ``own``, role -> actor, with opponents from ``others``; those it lacks act at random.
 
     In a zero-sum game of one role, where its mean is 0, that of a side against the others, each side in turn.
     """
-    own = trainer.role_policies()
-    if sides_with_returns(trainer.env.game) != tuple(trainer.env.game.layout.roles):
+    if sides_with_returns(env.game) != tuple(env.game.layout.roles):
         entries = {"own": own, "others": others}
-        played = crossplay(trainer.env, entries, episodes=episodes, greedy=greedy, seed=EVAL_SEED)
+        played = crossplay(env, entries, episodes=episodes, greedy=greedy, seed=EVAL_SEED)
         first, second = (played.returns[side].mean for side in played.sides)
         return dict.fromkeys(own, (first[0][1] + second[1][0]) / 2)
     found = {}
     for role in own:
-        actors = {name: own[role] if name == role else (others or {}).get(name) for name in own}
-        result = evaluate(trainer.env, actors, episodes, greedy=greedy, seed=EVAL_SEED)
+        actors = {name: own[role] if name == role else (others or {}).get(name) for name in env.game.layout.roles}
+        result = evaluate(env, actors, episodes, greedy=greedy, seed=EVAL_SEED)
         found[role] = result[f"return_{role}"]
     return found
+
+
+def returns_of(
+    trainer: Trainer, episodes: int, greedy: bool = False, others: Mapping[str, RolePolicy] | None = None
+) -> dict[str, float]:
+    """Those of a trainer's policies."""
+    return returns_against(trainer.env, trainer.role_policies(), others, episodes, greedy)
 
 
 class Group:

@@ -21,12 +21,13 @@ import tyro
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from preset_runs import EVAL_SEED, ROWS
+from connect_four_search import search
+from preset_runs import EVAL_SEED, ROWS, returns_against
 from pursuit_surround import surround
 from tag_baselines import flee, pursuit
 from warehouse_robots import fetch
 
-from gpu_vecenv import Env, VecEnv, configure, evaluate
+from gpu_vecenv import Env, VecEnv, configure
 from gpu_vecenv.engine.timing import provenance
 from gpu_vecenv.files import replace_file
 
@@ -34,7 +35,7 @@ DEVICE = torch.device("cpu")
 GAMES = (
     "cartpole,acrobot,pendulum,mountain_car,continuous_mountain_car,simple_spread,simple_tag,simple_adversary,"
     "overcooked,overcooked-advantages,overcooked-ring,overcooked-forced,overcooked-circuit,pursuit,skirmish,"
-    "tag_gridworld-random_start,warehouse,tag_continuous-v1"
+    "tag_gridworld-random_start,warehouse,tag_continuous-v1,connect_four"
 )
 
 
@@ -53,6 +54,7 @@ SCRIPTS: dict[str, dict[str, Script]] = {  # row -> role -> its script
     "pursuit": {"pursuer": Script("pursuit_surround.py", surround)},
     "tag_gridworld-random_start": TAG,
     "tag_continuous-v1": TAG,
+    "connect_four": {"player": Script("connect_four_search.py", lambda _: search())},
     # Its robots see the whole warehouse, and it plays on the host, slowly.
     "warehouse": {"robot": Script("warehouse_robots.py", fetch, 8, (("sensor_range", 10),))},
 }
@@ -66,14 +68,13 @@ class Options:
     episodes: int = 320  # of each measurement
 
 
-def returns(game: Env, actors: dict[str, Any], episodes: int) -> dict[str, float]:
-    """Mean return of each role, where roles without an actor act at random."""
+def returns(game: Env, own: dict[str, Any], episodes: int) -> dict[str, float]:
+    """Mean return of each role in ``own``, role -> actor, against opponents that act at random."""
     env = VecEnv(game, min(episodes, 64), DEVICE)
     try:
-        found = evaluate(env, {role: actors.get(role) for role in game.layout.role_slices}, episodes, seed=EVAL_SEED)
+        return returns_against(env, own, None, episodes)
     finally:
         env.close()
-    return {role: found[f"return_{role}"] for role in game.layout.role_slices}
 
 
 def measured(row: str, episodes: int) -> dict[str, Any]:
@@ -85,7 +86,11 @@ def measured(row: str, episodes: int) -> dict[str, Any]:
         played, count = configure(game, **dict(script.config)), min(episodes, script.episodes)
         value = returns(played, {role: script.actor(played)}, count)[role]
         scripts[role] = {"script": script.name, **dict(script.config), "episodes": count, "return": value}
-    return {"episodes": episodes, "random": returns(game, {}, episodes), "scripts": scripts}
+    return {
+        "episodes": episodes,
+        "random": returns(game, dict.fromkeys(game.layout.roles), episodes),
+        "scripts": scripts,
+    }
 
 
 def main(path: Path, options: Options) -> None:

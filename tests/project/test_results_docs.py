@@ -101,6 +101,7 @@ def test_curves_have_random_play_scripts_stable_baselines3_and_seconds() -> None
         ("tag_continuous", "script: tag_baselines.py, pursuit"),
         ("tag_continuous", "script: tag_baselines.py, flee"),
         ("warehouse", "script: warehouse_robots.py"),
+        ("connect_four", "script: connect_four_search.py"),
     }
 
 
@@ -115,10 +116,15 @@ def test_the_axes_of_seconds_end_with_the_trainings() -> None:
 
 
 def test_references_are_of_every_row_and_what_the_page_says() -> None:
-    found, (part, later) = results("references.json")["rows"], results("references.json")["parts"]
+    found, (part, later, last) = results("references.json")["rows"], results("references.json")["parts"]
     assert set(found) == {run["row"] for run in results("presets.json")["runs"]}
     assert f"*Random play and scripts: {part['device']}, commit {part['commit']}, torch {part['torch']}" in TEXT
-    assert f"*tag_continuous: {later['device']}, commit {later['commit']}.*" in TEXT
+    commits = f"commit {later['commit']}; connect_four: commit {last['commit']}"
+    assert f"*tag_continuous: {later['device']}, {commits}.*" in TEXT
+    assert later["device"] == last["device"]
+    curves = [run["curve"] for run in results("presets.json")["runs"] if run["row"] == "connect_four"]
+    first, last_point = (statistics.fmean(curve[point][1]["player"] for curve in curves) for point in (0, -1))
+    assert f"where the mean over seeds is {first:.2f}, and {last_point:.2f} at the end" in TEXT
     script = found["pursuit"]["scripts"]["pursuer"]["return"]
     assert f"`examples/pursuit_surround.py` has {script:.1f}." in TEXT
     assert f"Four random robots deliver {found['warehouse']['random']['robot']:.1f}." in TEXT
@@ -126,7 +132,7 @@ def test_references_are_of_every_row_and_what_the_page_says() -> None:
 
 
 def test_references_can_be_measured_again(tmp_path: Path) -> None:
-    others = "figures", "preset_runs", "pursuit_surround", "tag_baselines", "warehouse_robots"
+    others = "connect_four_search", "figures", "preset_runs", "pursuit_surround", "tag_baselines", "warehouse_robots"
     with imported_script(SCRIPTS / "references.py", *others) as references:
         file = tmp_path / "references.json"
         for games in ("cartpole", "cartpole,overcooked"):
