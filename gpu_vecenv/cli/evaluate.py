@@ -32,7 +32,7 @@ class Evaluate(DeviceOptions):
     greedy: bool = False  # take the most likely action instead of a sample
     best: bool = False  # the best checkpoint instead of the newest
     # what plays roles or agents in place of the run's policies: tagger=random, tagger=still, player_1=runs/other or
-    # runner=file.py:function, or without ROLE= all roles; none: the run's play all
+    # runner=file.py:function, or without ROLE= all roles; none: its policies play all
     opponents: tuple[str, ...] = ()
     num_envs: int = param(1000, low=1)  # environments that are stepped at a time
     seed: int = 1  # seed of the random streams

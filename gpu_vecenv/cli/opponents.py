@@ -34,8 +34,9 @@ class OpponentOptions:
     # of them; none: no opponents
     opponents: tuple[str, ...] = ()
     opponents_share: float = param(DEFAULTS.share, low=0, high=1)  # share of the environments with opponents, 0 to 1
-    opponents_sampling: Sampling = DEFAULTS.sampling  # by results against them, or uniform
-    opponents_ranges: int = param(DEFAULTS.num_ranges, low=1)  # opponents at a time
+    opponents_sampling: Sampling = DEFAULTS.sampling  # hard: those that win more often; even: even matches; or uniform
+    # groups of environments, each with one opponent at a time
+    opponents_ranges: int = param(DEFAULTS.num_ranges, low=1)
     num_snapshots: int = param(DEFAULTS.num_snapshots, low=1)  # snapshots that are kept
     snapshot_interval: int = param(DEFAULTS.snapshot_interval, low=1, high=MOST)  # iterations between two snapshots
     # also a snapshot once the estimated probability to win against the newest one, 0 to 1, exceeds this; None: never

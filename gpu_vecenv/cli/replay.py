@@ -144,7 +144,7 @@ class RecordRun(RecordOptions):
     greedy: bool = False  # take the most likely action instead of a sample
     best: bool = False  # the best checkpoint instead of the newest
     # what plays roles or agents in place of the run's policies, as of evaluate: tagger=random, player_1=runs/other or
-    # runner=file.py:function; none: the run's play all
+    # runner=file.py:function; none: its policies play all
     opponents: tuple[str, ...] = ()
     game: str | None = None  # file that declares the game; None: the run's, unless it has changed
 

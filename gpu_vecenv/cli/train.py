@@ -82,17 +82,18 @@ class Train(DeviceOptions, Generic[GameT, ConfigT]):
     # Of PPO: the game's, for little time or for few env-steps, or MAPPO's with the game's sizes of a run
     preset: PresetName = "fast"
     sharing: Sharing = "role"  # one policy for the agents of a role, one for each agent, or one for all
-    population: int = param(1, low=1)  # policies to train in place of each, in equal shares of the environments
+    population: int = param(1, low=1)  # policies to train for each role, each in an equal share of the environments
     policies: str = "{}"  # hyper-parameters of single policies, as JSON: {"tagger": {"learning_rate": 0.001}}
     # roles that are not trained, with what plays them: tagger=runs/old, tagger=random, tagger=still or
     # tagger=file.py:function
     frozen: tuple[str, ...] = ()
     reward: str | None = None  # function that gives the rewards: module:name or file.py:name; None: the game's rewards
-    schedules: str | None = None  # Curriculum, or what makes one: module:name, file.py:name, or JSON; "{}": none
+    # a Curriculum or a function that returns one, module:name or file.py:name; or JSON, "{}": none
+    schedules: str | None = None
     graphs: bool = True  # use CUDA graphs; no effect on the CPU
     watch: bool = False  # serve a page on this computer that plays the current policies and draws the curves
     run: RunConfig = field(default_factory=RunConfig)
-    opposition: OpponentOptions = field(default_factory=OpponentOptions)
+    opponent: OpponentOptions = field(default_factory=OpponentOptions)
     learner: ConfigT
     game: GameT
 
@@ -110,7 +111,7 @@ class Train(DeviceOptions, Generic[GameT, ConfigT]):
         if game is None:
             return with_parameter(cls, NoGame, PPOConfig), tyro.MISSING_NONPROP
         num_envs, config = preset_defaults(game, selection.algorithm, selection.preset)
-        opposition = _default_opponents(selection, game, num_envs)
+        opponent = _default_opponents(selection, game, num_envs)
         check_option_names(cls, RunConfig, OpponentOptions, type(config), game)
         defaults = cls(
             game_name=arguments[0],
@@ -118,7 +119,7 @@ class Train(DeviceOptions, Generic[GameT, ConfigT]):
             algorithm=selection.algorithm,
             preset=selection.preset,
             schedules=preset_schedules(game),
-            opposition=opposition,
+            opponent=opponent,
             learner=config,  # type: ignore[arg-type]  # the parameters are chosen at run time
             game=game(),  # type: ignore[arg-type]
         )
@@ -143,8 +144,8 @@ class Train(DeviceOptions, Generic[GameT, ConfigT]):
             make_env = self._env_maker(game, specs, device, world, len(seeds))
             reward = None if self.reward is None else imported("reward", self.reward)
             how: dict[str, Any] = {"reward": reward, "graphs": self.graphs, "policies": specs}
-            self.opposition.check_used([OpponentOptions(), _preset_opponents(type(game), self.num_envs)])
-            how["opponents"] = self.opposition.config(game)
+            self.opponent.check_used([OpponentOptions(), _preset_opponents(type(game), self.num_envs)])
+            how["opponents"] = self.opponent.config(game)
             how["curriculum"] = curriculum_of(self.schedules)
             if world.rank == 0:
                 report_unchecked(self.game_name, game)
@@ -157,7 +158,7 @@ class Train(DeviceOptions, Generic[GameT, ConfigT]):
             settings[GAME_FILE_KEY] = game_file_settings(self.game_name, game)
             settings["reward"] = None if self.reward is None else absolute(self.reward)
             settings["curriculum"] = stored_curriculum(self.schedules)
-            settings["opponents"] = self.opposition.settings()
+            settings["opponents"] = self.opponent.settings()
             players = [Player.parsed("frozen", text) for text in self.frozen]
             settings["frozen_scripts"] = [player.text for player in players if player.is_script]
             scripts = tuple(script.text for script in parsed_scripts(self.run.eval_scripts))

@@ -47,14 +47,15 @@ class RunConfig:
     episodes: int | None = param(None, low=1)
     checkpoint_seconds: float = param(60.0, low=0)  # seconds between checkpoints; 0 saves one with each row of metrics
     keep: int = param(3, low=1)  # checkpoints to keep, besides the best
-    best_metric: str | None = None  # the best checkpoint has its largest mean; None: returns of the trained roles
+    # metric whose largest mean selects the best checkpoint; None: returns of the trained roles
+    best_metric: str | None = None
     # episodes of each match in evaluations of checkpoints during training; 0: no evaluations and no best checkpoint;
     # None: 100, or as many as after training without ``episodes`` if those are fewer
     best_episodes: int | None = param(None, low=0)
     # least number of training episodes between two of these evaluations, as a multiple of the episodes of one match
     best_interval: int = param(10, low=0)
-    eval_opponents: tuple[str, ...] = KINDS  # whom trained roles play in evaluations: random, still, initial
-    eval_scripts: tuple[str, ...] = ()  # further opponents: role=file.py:function, of the game, returns the actor
+    eval_opponents: tuple[str, ...] = KINDS  # fixed opponents in evaluations: random, still, initial
+    eval_scripts: tuple[str, ...] = ()  # further ones: role=file.py:function, which takes the game and returns an actor
     wandb: str | None = None  # Weights & Biases project to log to; None: none
     digests: bool = False  # log a digest of all weights with each row of metrics, to compare runs bitwise
 

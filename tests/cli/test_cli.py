@@ -133,7 +133,7 @@ def test_the_help_fits_a_screen_and_says_what_every_command_is_for(command):
             assert f"  {name:10} {kind.__doc__.splitlines()[0]}" in lines
 
 
-NESTED = {"command", "game", "learner", "opposition"}  # groups of options
+NESTED = {"command", "game", "learner", "opponent"}  # groups of options
 
 
 def kinds_with_options():
@@ -305,7 +305,7 @@ def assert_mentioned(kinds, output):
     mentioned = set(re.findall(r"--[a-z][a-z0-9-]*", output))
     apart = {"game_name", "run", "runs"}  # positional, or nested
     if Train in kinds:
-        apart |= {"game", "learner", "opposition"}
+        apart |= {"game", "learner", "opponent"}
     for name in {field.name for kind in kinds for field in dataclasses.fields(kind)} - apart:
         assert f"--{name.replace('_', '-')}" in mentioned
 

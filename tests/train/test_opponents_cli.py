@@ -64,7 +64,7 @@ def train(command, device):
 
 def default_opponents(*arguments):
     """Of ``train tag_continuous``."""
-    return Train.for_arguments(["tag_continuous", *arguments])[1].opposition
+    return Train.for_arguments(["tag_continuous", *arguments])[1].opponent
 
 
 def test_the_opponents_of_a_preset_are_defaults_where_there_can_be_any(monkeypatch):
