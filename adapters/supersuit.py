@@ -66,9 +66,13 @@ def _one_color(env: Any, mode: str = "full") -> Any:
 
 
 def _unchanged(env: Any) -> Any:
+    return env
+
+
+def _native(wrapper: Callable[..., Any], env: Any, *arguments: Any, **named: Any) -> Any:
     if not isinstance(getattr(env, "unwrapped", None), GymnasiumVectorEnv):
         raise TypeError(f"env is a {type(env).__name__}; expected a gpu_vecenv.GymnasiumVectorEnv")
-    return env
+    return wrapper(env, *arguments, **named)
 
 
 NATIVE: dict[str, Callable[..., Any]] = {
@@ -109,7 +113,7 @@ NOT_NATIVE = {
 def __getattr__(name: str) -> Callable[..., Any]:
     """A wrapper by SuperSuit's name. AttributeError gives the reason if there is none."""
     if name in NATIVE:
-        return NATIVE[name]
+        return partial(_native, NATIVE[name])
     raise AttributeError(f"no native {name}: {NOT_NATIVE.get(name, 'SuperSuit has none')}")
 
 

@@ -103,23 +103,23 @@ def _limit(context: CheckContext, step_records: Sequence[StepRecord]) -> Finding
     reached = sum(int(chosen.sum()) for _, chosen in at_limit)
     if not reached:
         context.notes.append(f"no episode reached max_steps = {limit}")
-    counts = np.array([chosen for _, chosen in at_limit]).sum(0)
+    # Agents that left before the limit are not truncated at it.
+    present = [(r.record, chosen[:, None] & ~r.before) for r, chosen in at_limit]
+    counts = np.array([rows for _, rows in present]).sum(0)
     terminated, truncated = (
-        sum(
-            (r.record.values(name).reshape(r.before.shape).astype(np.bool_) & chosen[:, None]) for r, chosen in at_limit
-        )
+        sum(record.values(name).reshape(rows.shape).astype(np.bool_) & rows for record, rows in present)
         for name in ("terminations", "truncations")
     )
     # A single episode may terminate exactly at the limit; if all do, the limit is reported with the wrong flag.
     if reached >= SOME and not np.any(truncated):
         yield Finding(f"{reached} episodes reached step {limit}, and none was truncated", "truncations True")
         return
-    if reached >= MANY and np.all(np.equal(terminated, counts[:, None])):
+    if reached >= MANY and np.all(np.equal(terminated, counts)):
         yield Finding(f"{reached} episodes reached step {limit}, and all were terminated as well", "truncations only")
-    never = (counts >= SEVERAL)[:, None] & np.equal(truncated, 0)
+    never = (counts >= SEVERAL) & np.equal(truncated, 0)
     if 2 * np.sum(truncated) > reached and never.any():
         row = int(never.argmax())
-        got = f"{counts[row // _rows_per_env(step_records)]} episodes reached step {limit}, and none was truncated"
+        got = f"{counts.reshape(-1)[row]} episodes reached step {limit}, and none was truncated"
         yield Finding(got, "truncations True, as elsewhere", row)
 
 

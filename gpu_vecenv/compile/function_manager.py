@@ -111,7 +111,7 @@ class FunctionManager:
             before = inline_includes('#include "kernel.cuh"', "generated header", None, seen)
         else:
             before = declared_source(game.layout, DEFAULT_BUILD, seen)
-        before += arguments_source(kernels) + constants
+        before += f"{arguments_source(kernels)}{constants}\n"
         return self._build(before + inline_includes(text, name, folder, seen), name, kernels)
 
     def compile_game(
@@ -234,8 +234,13 @@ class Program:
         """Run a kernel once over ``items`` items, on torch's current stream, with arguments by name.
 
         Raises:
-            TypeError, ValueError, AttributeError: As ``prepare``; TypeError also where an argument is missing.
+            TypeError, ValueError, AttributeError: As ``prepare``; TypeError also where an argument is missing, or where
+                ``items`` is not an int; ValueError where it is negative.
         """
+        if not isinstance(items, int | np.integer) or isinstance(items, bool):
+            raise TypeError(f"{self.name}: {kernel}: items is {items!r}; expected an int >= 0")
+        if items < 0:
+            raise ValueError(f"{self.name}: {kernel}: items is {items}; expected an int >= 0")
         self.prepare(kernel, LaunchShape(items), **arguments)()
 
 
@@ -322,6 +327,10 @@ class Launch:
             raise ValueError(f"{what} is on {value.device}; expected a tensor on {self.device}")
         if not array.strided and not value.is_contiguous():
             raise ValueError(f"{what} has strides {value.stride()}; expected a contiguous tensor")
+        if value.is_neg() or value.is_conj():
+            raise ValueError(
+                f"{what} is a lazily negated or conjugated view; expected its .resolve_neg() or .resolve_conj()"
+            )
 
     def _check_sizes(self, arrays: Iterable[Array]) -> None:
         for array in arrays:

@@ -28,6 +28,12 @@ PROPERTIES = (
     "action_space",
 )
 
+# Arguments of ``gpu_vecenv.make`` beside the configuration, whose names its keys cannot have.
+ARGUMENTS_OF_MAKE = frozenset(
+    "game num_envs device autoreset_mode agents_as_envs driver validate arrays initial_states randomize "
+    "first_env_index end_on_nonfinite".split()
+)
+
 
 class Attribute(NamedTuple):
     """What an attribute may be: a test of its value, and the words for what passes it."""
@@ -151,6 +157,12 @@ def check_attributes(game: type[Any], ancestor: type[Any]) -> None:
             )
         if not is_valid(value := getattr(game, attribute)):
             raise EnvDefinitionError(f"{name}: {attribute} is {value!r:.200}; expected {expected}")
+    taken = (ARGUMENTS_OF_MAKE | {*dir(ancestor)}) - {*PROPERTIES, "randomize"}
+    if reserved := sorted(taken & keys.keys()):
+        raise EnvDefinitionError(
+            f"{name}: {', '.join(reserved)} {'are keys' if reserved[1:] else 'is a key'} of the configuration, and an "
+            "argument of make or an attribute of every game; rename it"
+        )
     fields = [field.name for field in game.state if not field.shared and not field.when]
     for attribute in ("critic_state", "agent_critic_state", "state_metrics"):
         if unknown := [field for field in getattr(game, attribute) if field not in fields]:

@@ -187,6 +187,25 @@ class Env:
             return {role: unbounded(game, own, self.obs_dtype) for role, own in shape.items()}
         return unbounded(game, shape, self.obs_dtype)
 
+    def _checked_observation_space(self) -> Space[Any] | Mapping[str, Space[Any]]:
+        """The observation space, whose shapes are those that ``obs_dim`` or ``obs_shape`` declare, if any."""
+        space, own = self.observation_space, type(self)
+        if own.observation_space is Env.observation_space or (own.obs_dim, own.obs_shape) == (
+            Env.obs_dim,
+            Env.obs_shape,
+        ):
+            return space
+        declared = self.obs_shape
+        for role in self.roles:
+            found = space.get(role) if isinstance(space, Mapping) else space
+            shape = declared.get(role) if isinstance(declared, Mapping) else declared
+            if isinstance(found, Space) and shape is not None and found.shape != tuple(shape):
+                raise EnvDefinitionError(
+                    f"{own.__name__}: the observation space of {role!r} has shape {found.shape}, and obs_dim or "
+                    f"obs_shape say {tuple(shape)}; expected the same, or the space alone"
+                )
+        return space
+
     @property
     def agent_id_size(self) -> int:
         """Items at the end of each observation that say which agent it is of, and stay when it dies.
@@ -234,6 +253,7 @@ class Env:
         """Hook: raise ConfigError where values contradict each other."""
 
     def __post_init__(self) -> None:
+        check_attributes(type(self), Env)
         check_fields(self)
         for name, value in vars(self).items():
             if isinstance(value, int | float) and not fits_device(value):
@@ -249,11 +269,10 @@ class Env:
             ConfigError, EnvDefinitionError: The declaration is inconsistent.
         """
         game = type(self).__name__
-        check_attributes(type(self), Env)
         roles = self._checked_roles()
         num_agents = sum(roles.values())
         fields = self._resolved_fields()
-        observation = ObservationLayout.of(game, list(roles), self.observation_space, self._checked_parts())
+        observation = ObservationLayout.of(game, list(roles), self._checked_observation_space(), self._checked_parts())
         obs_size = math.prod(observation.shape)
         if num_agents * obs_size >= 2**31:
             raise ConfigError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -110,6 +111,8 @@ class Scalar:
             limits = np.iinfo(self.dtype)
             if not limits.min <= number <= limits.max:
                 raise ValueError(f"is {number}; expected {self.dtype}, from {limits.min} to {limits.max}")
+        if self.dtype.kind == "f" and math.inf > abs(number) > float(np.finfo(self.dtype).max):
+            raise ValueError(f"is out of range; expected {self.dtype}, up to {np.finfo(self.dtype).max}")
         return number  # type: ignore[no-any-return]
 
 

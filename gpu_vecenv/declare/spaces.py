@@ -217,9 +217,9 @@ def _check_action_space(game: str, role: str, space: Space[Any]) -> None:
         raise EnvDefinitionError(
             f"{game}: action space of {role!r} is {space}; expected Discrete, MultiDiscrete or Box"
         )
-    if isinstance(space, MultiDiscrete) and len(space.shape) != 1:
+    if isinstance(space, MultiDiscrete) and (len(space.shape) != 1 or not space.shape[0]):
         raise EnvDefinitionError(
-            f"{game}: action space of {role!r} is a MultiDiscrete of shape {space.shape}; expected (heads,)"
+            f"{game}: action space of {role!r} is a MultiDiscrete of shape {space.shape}; expected (heads,), at least 1"
         )
     if np.any(getattr(space, "start", 0)):
         raise EnvDefinitionError(f"{game}: action space {space} of {role!r} must start at 0")

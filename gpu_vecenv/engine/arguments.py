@@ -11,7 +11,7 @@ import torch
 
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.declare.layout import FieldLayout, GameLayout
-from gpu_vecenv.engine.data_manager import TORCH_TYPES, ArrayLike
+from gpu_vecenv.engine.data_manager import TORCH_TYPES, ArrayLike, tensor_of
 from gpu_vecenv.errors import ConfigError, EnvDefinitionError, InvalidSeedError
 
 AutoresetMode = Literal["same_step", "next_step", "disabled"]
@@ -44,11 +44,12 @@ def validate_seed(seed: Any) -> int:
 
 def validate_seeds(seed: Any, num_envs: int) -> int | tuple[int, ...]:
     """One seed for all environments, or one for each; or InvalidSeedError."""
-    if not isinstance(seed, Sequence | np.ndarray) or isinstance(seed, str | bytes) or np.shape(seed) == ():
+    shape = seed.shape if isinstance(seed, np.ndarray) else (len(seed),) if isinstance(seed, Sequence) else ()
+    if shape == () or isinstance(seed, str | bytes):
         return validate_seed(seed)
-    if len(seed) != num_envs or np.ndim(seed) != 1:
+    if shape != (num_envs,):
         raise InvalidSeedError(
-            f"reset: seed has shape {np.shape(seed)}; expected one int, or one for each of the {num_envs} environments"
+            f"reset: seed has shape {shape}; expected one int, or one for each of the {num_envs} environments"
         )
     return tuple(map(validate_seed, seed))
 
@@ -67,8 +68,8 @@ def validate_autoreset_mode(mode: Any) -> AutoresetMode:
 
 def _validate_array(
     game: str, what: str, field: FieldLayout, array: ArrayLike, shape: tuple[int, ...], *, leading: int = 0
-) -> ArrayLike:
-    """``array``, or TypeError or ConfigError unless it has ``shape`` after so many leading axes of any size."""
+) -> torch.Tensor:
+    """The array as a tensor, or TypeError or ConfigError unless it has ``shape`` after so many axes of any size."""
     sizes = str(shape) if not leading else f"(number of states{''.join(f', {n}' for n in shape)})"
     expected = f"{sizes} {field.dtype}"
     if not isinstance(array, np.ndarray | torch.Tensor):
@@ -76,7 +77,7 @@ def _validate_array(
     found = tuple(array.shape)
     if len(found) < leading or found[leading:] != shape or _torch_type(array) != TORCH_TYPES[field.dtype]:
         raise ConfigError(f"{game}, {what}: {field.name!r} is {found} {array.dtype}; expected {expected}")
-    return array
+    return tensor_of(f"{game}, {what}: {field.name!r}", array)
 
 
 def _check_mapping(what: str, given: Any) -> None:
@@ -88,7 +89,7 @@ def _torch_type(array: ArrayLike) -> torch.dtype | None:
     return array.dtype if isinstance(array, torch.Tensor) else TORCH_TYPES.get(array.dtype)
 
 
-def shared_field_arrays(game: Env, given: Mapping[str, ArrayLike]) -> dict[str, ArrayLike]:
+def shared_field_arrays(game: Env, given: Mapping[str, ArrayLike]) -> dict[str, torch.Tensor]:
     """Shared field -> its values: the game's own, overridden by those given; or TypeError, ConfigError."""
     layout = game.layout
     _check_mapping("arrays", given)
@@ -108,7 +109,7 @@ def shared_field_arrays(game: Env, given: Mapping[str, ArrayLike]) -> dict[str, 
     return {name: _validate_array(layout.name, "arrays", f, arrays[name], f.shape) for name, f in fields.items()}
 
 
-def initial_state_arrays(layout: GameLayout, given: Mapping[str, ArrayLike]) -> dict[str, ArrayLike]:
+def initial_state_arrays(layout: GameLayout, given: Mapping[str, ArrayLike]) -> dict[str, torch.Tensor]:
     """Field -> its initial states, the same number for each field; or TypeError, ConfigError."""
     _check_mapping("initial_states", given)
     fields = {field.name: field for field in layout.fields if not field.shared}
@@ -137,4 +138,4 @@ def validate_mask(mask: Any, num_envs: int, device: torch.device) -> torch.Tenso
         raise ValueError(f"reset: mask has shape {tuple(mask.shape)}; expected ({num_envs},)")
     if isinstance(mask, torch.Tensor) and mask.device != device:
         raise ValueError(f"reset: mask is on {mask.device}; expected {device}")
-    return torch.as_tensor(mask).to(device).contiguous()
+    return tensor_of("reset: mask", mask).to(device).contiguous()

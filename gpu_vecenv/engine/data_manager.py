@@ -27,6 +27,18 @@ TORCH_TYPES: dict[np.dtype[Any], torch.dtype] = {
 ArrayLike = np.ndarray[Any, Any] | torch.Tensor
 
 
+def tensor_of(what: str, array: ArrayLike) -> torch.Tensor:
+    """An array or dense tensor as a tensor, a copy where torch cannot share its memory; or TypeError, ValueError."""
+    if isinstance(array, torch.Tensor):
+        if array.layout is not torch.strided or array.is_meta:
+            raise TypeError(f"{what} is a {array.layout} tensor on {array.device}; expected a dense one with values")
+        return array
+    if array.dtype not in TORCH_TYPES:
+        raise ValueError(f"{what} has dtype {array.dtype}; expected one of {', '.join(map(str, TORCH_TYPES))}")
+    shareable = array.flags.writeable and min(array.strides, default=0) >= 0
+    return torch.from_numpy(array if shareable else array.copy())
+
+
 def unknown_name(what: str, name: object, known: Iterable[str]) -> UnknownNameError:
     """The error that lists the nearest names, with and without the prefix of fields of the game."""
     full = {short: long for long in known for short in (long, long.removeprefix("state_"))}
@@ -121,13 +133,12 @@ class DataManager(Mapping[str, torch.Tensor]):
         """Copy an array to the device; a new name is allocated first.
 
         Raises:
-            ValueError: Shape or dtype differ from those of the tensor with this name.
+            TypeError: It is neither an array nor a dense tensor.
+            ValueError: Shape or dtype differ from those of the tensor with this name, or tensors do not have the dtype.
         """
         check_kind("push: name", name, str, "a str")
         check_kind(f"push({name!r}): array", array, (np.ndarray, torch.Tensor), "an array or a tensor")
-        if isinstance(array, np.ndarray) and not array.flags.writeable:
-            array = array.copy()  # torch does not support read-only tensors
-        source = torch.as_tensor(array)
+        source = tensor_of(f"push({name!r}): array", array)
         target = self._tensors.get(name)
         if target is None:
             target = self.allocate(name, tuple(source.shape), source.dtype)

@@ -81,11 +81,12 @@ class PPOConfig(LearnerConfig):
     final_entropy_coefficient: float | None = param(None, low=0)  # reached linearly; None: constant
     # the learning rate falls where approx_kl is over twice this, and rises where it is under half; None: the schedule
     desired_kl: float | None = param(None, low=0)
-    least_learning_rate: float = param(1e-5, low=0)  # of a rate that follows approx_kl
-    most_learning_rate: float = param(1e-2, low=0)  # of a rate that follows approx_kl
+    least_learning_rate: float = param(1e-5, low=0)  # lower limit of the learning rate with desired_kl
+    most_learning_rate: float = param(1e-2, low=0)  # upper limit of the learning rate with desired_kl
     target_kl: float | None = param(None, low=0)  # skip an iteration's remaining updates once approx_kl exceeds it
     normalize_returns: bool = False  # the critic predicts in units of the deviation of discounted sums of rewards
-    value_norm_beta: float | None = param(None, low=0, high=1)  # instead, by returns whose weights decay by this factor
+    # MAPPO's value norm in place of normalize_returns: mean and deviation of returns, decaying by this at each update
+    value_norm_beta: float | None = param(None, low=0, high=1)
     shared_trunk: bool = True  # actor and critic share the hidden layers, unless the critic is central
     critic: Critic = "own"  # values of an agent are of its own observation, or "central": of those of all agents
     critic_max_grad_norm: float | None = param(None, low=0)  # of a central critic alone; None: max_grad_norm is of both

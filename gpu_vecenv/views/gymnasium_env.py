@@ -32,6 +32,8 @@ from gpu_vecenv.views.reset_options import move_initial_state, parse_reset_optio
 Output = Literal["torch", "numpy"]
 Step = tuple[Any, Any, Any, Any, dict[str, Any]]
 
+STEP_LIMITS = frozenset({"max_steps", "max_cycles"})  # names of the game's own limit, its field and PettingZoo's
+
 
 class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
     """A game as Gymnasium's vector env: ``gymnasium.make_vec("gpu_vecenv/TagContinuous-v1", num_envs=1000)``.
@@ -86,12 +88,12 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         check_flag("fill_final_obs", fill_final_obs)
         self.output = output
         if max_episode_steps is not None:
-            max_steps = arguments.get("max_steps")
-            if type(max_steps) is type(max_episode_steps) is int and max_steps != max_episode_steps:
-                raise ConfigError(
-                    f"max_steps is {max_steps}, but max_episode_steps, by default that of the id, is "
-                    f"{max_episode_steps}; expected one of them: gymnasium.make_vec(…, max_episode_steps=…)"
-                )
+            for name in STEP_LIMITS & arguments.keys():
+                if type(arguments[name]) is type(max_episode_steps) is int and arguments[name] != max_episode_steps:
+                    raise ConfigError(
+                        f"{name} is {arguments[name]}, but max_episode_steps, by default that of the id, is "
+                        f"{max_episode_steps}; expected one of them: gymnasium.make_vec(…, max_episode_steps=…)"
+                    )
             arguments = {"max_episode_steps": max_episode_steps, **arguments}
         self._viewer: Viewer | None = None
         self.vec_env = make_for(type(self), game, num_envs, device, arguments, autoreset_mode=mode, agents_as_envs=True)
@@ -292,7 +294,9 @@ class GymnasiumEnv(gymnasium.Env[Any, Any]):
         self, game: Game, device: str | torch.device = "cpu", *, render_mode: str | None = None, **arguments: Any
     ) -> None:
         self._arguments = {"game": game, "device": device, "render_mode": render_mode, **arguments}
-        self.vec_env = make_for(type(self), game, 1, device, arguments, autoreset_mode="disabled")
+        if "num_envs" in arguments:
+            raise TypeError("num_envs is given, but a GymnasiumEnv is one environment; for more use gymnasium.make_vec")
+        self.vec_env = make_for(type(self), game, 1, device, arguments, autoreset_mode="disabled", agents_as_envs=False)
         self.game = self.vec_env.game
         _check_one_action_space(self.vec_env)
         self.render_mode = checked_render_mode(self.game, render_mode)
@@ -411,9 +415,9 @@ class UnlimitedGymnasiumEnv(GymnasiumEnv):
     """
 
     def __init__(self, game: Game, device: str | torch.device = "cpu", **arguments: Any) -> None:
-        if "max_steps" in arguments:
+        for name in STEP_LIMITS & arguments.keys():
             raise ConfigError(
-                f"max_steps is {arguments['max_steps']!r}, but Gymnasium's TimeLimit ends the episodes here; use "
+                f"{name} is {arguments[name]!r}, but Gymnasium's TimeLimit ends the episodes here; use "
                 "gymnasium.make(…, max_episode_steps=…)"
             )
         super().__init__(game, device, **arguments, max_steps=2**31 - 1)

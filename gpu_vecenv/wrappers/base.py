@@ -20,6 +20,7 @@ from gymnasium.wrappers.utils import rescale_box
 from torch import Tensor
 
 from gpu_vecenv.declare.arguments import check_number
+from gpu_vecenv.engine.data_manager import tensor_of
 from gpu_vecenv.engine.running_statistics import RunningMeanStd, checked_state_dict
 from gpu_vecenv.errors import ResetNeededError
 
@@ -231,7 +232,7 @@ class EpisodeWrapper(TensorWrapper):
             )
         if mask.shape != (self.num_envs,):
             raise ValueError(f"{name}: reset_mask has shape {tuple(mask.shape)}; expected ({self.num_envs},)")
-        return torch.as_tensor(mask)
+        return tensor_of(f"{name}: reset_mask", mask)
 
 
 class RunningWrapper(EpisodeWrapper):

@@ -312,3 +312,9 @@ def test_an_isolated_function_returns_raises_or_ends():
         run_isolated(lambda at: pickle.loads(b""), 60)
     with pytest.raises(ProcessEnded, match="exit ended the process with exit code 3"):
         run_isolated(lambda at: (at("exit"), os._exit(3)), 60)
+
+
+def test_agents_that_left_before_the_limit_need_not_be_truncated_at_it(tmp_path):
+    limit = "        io.truncations[i] = io.elapsed_steps >= MAX_STEPS;\n"
+    game = walkers(tmp_path, limit, f"        io.terminations[i] = i == 0 && io.elapsed_steps == 5;\n{limit}")
+    assert check_game(game(), device="cpu", checks=["K10"], autoreset_modes=["next_step"]).failures == []

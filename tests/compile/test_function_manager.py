@@ -156,6 +156,9 @@ WRONG_ARGUMENTS = [
     ({"a": "2"}, TypeError, "argument a is a str; expected float32"),
     ({"a": True}, TypeError, "argument a is a bool; expected float32"),
     ({"a": torch.ones(())}, TypeError, "argument a is a Tensor; expected float32"),
+    ({"a": 1e300}, ValueError, "argument a is out of range; expected float32, up to 3.40"),
+    ({"a": 10**400}, ValueError, "argument a is out of range; expected float32, up to 3.40"),
+    ({"x": torch._neg_view(torch.ones(3))}, ValueError, "argument x is a lazily negated or conjugated view"),
     ({"n": 3.0}, TypeError, "argument n is a float; expected int64"),
     ({"n": True}, TypeError, "argument n is a bool; expected int64"),
     ({"n": 2**63}, ValueError, "argument n is 9223372036854775808; expected int64, from -9223372036854775808 to"),
@@ -189,6 +192,24 @@ def test_a_wrong_argument_is_refused_with_kernel_name_and_what_is_expected(chang
         else:
             program.prepare("scale", LaunchShape(3))(**arguments)
     assert x.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("items", [-5, True, 2.5, None, "3"])
+def test_a_wrong_number_of_items_is_refused(items):
+    x = torch.ones(3)
+    program = FunctionManager("cpu").compile(SCALE, kernels=[SCALE_KERNEL], name="mine.cu")
+    with pytest.raises((TypeError, ValueError), match=r"mine\.cu: scale: items is .*; expected an int >= 0"):
+        program.launch("scale", items, x=x, a=2.0, n=3)
+    assert x.tolist() == [1, 1, 1]
+
+
+def test_constants_need_no_newline(device):
+    out = torch.zeros(1, device=device)
+    text = "KERNEL(constant) { FOR_ITEMS (k, 1) args.out[0] = Q; }"
+    kernels = [signature("constant", "float* out")]
+    program = FunctionManager(device).compile(text, kernels=kernels, constants="constexpr float Q = 3.0f;")
+    program.launch("constant", 1, out=out)
+    assert out.tolist() == [3]
 
 
 @pytest.mark.parametrize(
@@ -253,7 +274,14 @@ def test_push_writes_into_the_same_memory(device):
     tensor = data.allocate("x", (2, 2), np.dtype(np.float32))
     assert tensor.tolist() == [[0, 0], [0, 0]]
     pointer = tensor.data_ptr()
-    for array in (np.ones((2, 2), np.float32), torch.ones(2, 2), np.ones((4, 4), np.float32)[::2, ::2]):
+    ones = np.ones((4, 4), np.float32)
+    for array in (
+        ones[:2, :2],
+        torch.ones(2, 2),
+        ones[::2, ::2],
+        ones[1::-1, 1::-1],
+        np.broadcast_to(ones[0, 0], (2, 2)),
+    ):
         tensor.zero_()
         assert data.push("x", array).data_ptr() == pointer
         assert tensor.tolist() == [[1, 1], [1, 1]]
@@ -267,6 +295,10 @@ def test_push_and_allocate_refuse_what_does_not_fit(device):
         with pytest.raises(ValueError, match=r"push\('x'\): got .*expected \(3,\) torch\.float32"):
             data.push("x", wrong)
     assert data.pull("x").tolist() == [1, 1, 1]
+    for wrong in (torch.ones(3).to_sparse(), torch.ones(3, device="meta"), np.ones(3, ">f4"), np.array(["a"])):
+        with pytest.raises((TypeError, ValueError), match=r"push\('y'\): array (is a|has dtype) .*expected"):
+            data.push("y", wrong)
+    assert "y" not in data
     with pytest.raises(KeyError, match="already allocated"):
         data.allocate("x", (3,), torch.float32)
     for call in (data.pull, data.__getitem__):

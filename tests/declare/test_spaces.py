@@ -79,6 +79,12 @@ def test_more_choices_than_an_action_can_count_are_refused(space):
         ActionLayout.of("Game", ["a"], space)
 
 
+@pytest.mark.parametrize("space", [MultiDiscrete(np.array([], int)), MultiDiscrete([[2, 3]])])
+def test_a_multi_discrete_has_one_axis_of_heads(space):
+    with pytest.raises(EnvDefinitionError, match=r"a MultiDiscrete of shape .*; expected \(heads,\), at least 1"):
+        ActionLayout.of("Game", ["a"], space)
+
+
 def test_the_most_choices_that_an_action_can_count_are_taken():
     assert ActionLayout.of("Game", ["a"], Discrete(2**31 - 1)).sizes == {"a": (2**31 - 1,)}
 

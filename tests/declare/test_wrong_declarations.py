@@ -1,15 +1,17 @@
 """Declarations with wrong objects: refused when the game is configured, with what is expected instead."""
 
+import inspect
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-from gymnasium.spaces import Discrete
+from gymnasium.spaces import Box, Discrete
 
 import gpu_vecenv
 from gpu_vecenv import Env, Field
-from gpu_vecenv.declare.attributes import ATTRIBUTES, PROPERTIES
+from gpu_vecenv.declare.attributes import ARGUMENTS_OF_MAKE, ATTRIBUTES, PROPERTIES
 from gpu_vecenv.declare.drawing import RED, Circle, Drawing
 from gpu_vecenv.declare.env import f32, i32
 from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar
@@ -99,6 +101,34 @@ def test_a_field_that_exists_when_something_is_no_bool_is_refused(when):
     game = declared(state=(Field("load", f32, when=when),), max_agents=3)
     assert f"field 'load' has when = '{when}'" in refused(lambda: game().layout)
     assert "'load' has when 1" in refused(lambda: Field("load", f32, when=1))
+
+
+RESERVED = [
+    *sorted(ARGUMENTS_OF_MAKE - {"randomize"}),
+    "name",
+    "source_path",
+    "layout",
+    "draw",
+    "arrays",
+    "played_version",
+]
+
+
+@pytest.mark.parametrize("name", RESERVED)
+def test_a_key_with_the_name_of_an_argument_of_make_or_an_attribute_is_refused(name):
+    members = {name: 3, "__annotations__": {name: int}}
+    with pytest.raises(EnvDefinitionError, match=rf"Game: {name} is a key of the configuration, .*; rename it"):
+        dataclass(frozen=True, kw_only=True)(type("Game", (Env,), members))()
+
+
+def test_names_of_arguments_of_make_are_all_reserved():
+    assert {*inspect.signature(gpu_vecenv.make).parameters} - {"config"} == ARGUMENTS_OF_MAKE
+
+
+@pytest.mark.parametrize("shape", [{"obs_dim": 1}, {"obs_shape": (3, 1)}, {"obs_dim": {"agent": 4}}])
+def test_an_observation_space_of_another_shape_than_the_declared_one_is_refused(shape):
+    with pytest.raises(EnvDefinitionError, match=r"space of 'agent' has shape \(3,\), and obs_dim or obs_shape say \("):
+        declared(**shape, observation_space=Box(0, 1, (3,)))()
 
 
 def test_a_critic_sees_no_field_that_some_configurations_lack():

@@ -343,6 +343,7 @@ def test_a_wrong_seed_is_refused(env, seed):
         ([1, 2, 3, 4, 5, None], ["seed is None"]),
         (np.arange(6.0), ["seed is", "float64"]),
         (np.array(3), ["seed is array(3)", "expected an int"]),
+        ([[1], 2, 3, 4, 5, 6], ["seed is [1]", "expected an int"]),
     ],
 )
 def test_wrong_seeds_are_refused(env, seed, words):
@@ -359,6 +360,7 @@ MASKS = {
     "short": (lambda: torch.ones(5, dtype=torch.bool), ValueError, ["(5,)", "expected (6,)"]),
     "column": (lambda: torch.ones((6, 1), dtype=torch.bool), ValueError, ["(6, 1)", "expected (6,)"]),
     "scalar": (lambda: np.array(True), ValueError, ["()", "expected (6,)"]),
+    "sparse": (lambda: torch.ones(6, dtype=torch.bool).to_sparse(), TypeError, ["sparse", "expected a dense one"]),
     "elsewhere": (lambda: torch.ones(6, dtype=torch.bool, device="meta"), ValueError, ["meta", "expected c"]),
 }
 

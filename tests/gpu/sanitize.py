@@ -30,7 +30,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 TOOLS = tuple(PLANTED)
 FOUND = 97  # exit code of a tool that found something; 0 and others are the program's own
-PLANTED_SECONDS, GAMES_SECONDS = 120, 900  # a barrier that nobody else comes to may wait for ever
+PLANTED_SECONDS, GAMES_SECONDS = 120, 1500  # a barrier that nobody else comes to may wait for ever
 PARTS = max(4, (os.cpu_count() or 1) // len(TOOLS))  # processes in which each tool has its share of the games
 SUMMARY = re.compile(r"^========= ((?:ERROR|RACECHECK) SUMMARY: (\d+) .*)$", re.MULTILINE)
 END = re.compile(r"^stepped (\d+) environments$", re.MULTILINE)

@@ -121,6 +121,10 @@ def test_other_options_and_modes_reach_the_engine():
         GymnasiumVectorEnv("tag_gridworld", 2, "cpu", max_episode_steps=9, max_steps=5)
     with pytest.raises(ConfigError, match="max_steps is 30, but max_episode_steps, by default that of the id, is 500"):
         gymnasium.make_vec("gpu_vecenv/CartPole-v1", num_envs=2, max_steps=30)
+    with pytest.raises(ConfigError, match="max_cycles is 30, but max_episode_steps, by default that of the id, is 500"):
+        gymnasium.make_vec("gpu_vecenv/CartPole-v1", num_envs=2, max_cycles=30)
+    with pytest.raises(ConfigError, match=r"max_cycles is 5, but Gymnasium's TimeLimit .*max_episode_steps="):
+        gymnasium.make("gpu_vecenv/CartPole-v1", max_cycles=5)
     with pytest.raises(ValueError, match="autoreset_mode"):
         GymnasiumVectorEnv("tag_gridworld", 2, "cpu", autoreset_mode="sometimes")
     with pytest.raises(ValueError, match="output"):
@@ -752,3 +756,10 @@ def test_gymnasiums_bridge_makes_numpy_of_tensors():
     env = ArrayConversion(vector("cartpole", 4, "cpu"), env_xp=torch, target_xp=np, env_device=torch.device("cpu"))
     obs, _ = env.reset(seed=1)
     assert isinstance(obs, np.ndarray)
+
+
+def test_arguments_for_several_environments_are_refused_by_a_single_one():
+    with pytest.raises(TypeError, match=r"num_envs is given, but a GymnasiumEnv is one environment; .*make_vec"):
+        gymnasium.make("gpu_vecenv/CartPole-v1", num_envs=4)
+    with pytest.raises(ConfigError, match="agents_as_envs"):
+        gymnasium.make("gpu_vecenv/CartPole-v1", agents_as_envs=True)
