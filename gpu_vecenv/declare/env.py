@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from gymnasium.spaces import Space
+from gymnasium.spaces import Box, Space
 
 from gpu_vecenv.declare.attributes import check_attributes
 from gpu_vecenv.declare.config import FixedArgument, check_fields, fits_device, param
@@ -199,7 +199,7 @@ class Env:
         for role in self.roles:
             found = space.get(role) if isinstance(space, Mapping) else space
             shape = declared.get(role) if isinstance(declared, Mapping) else declared
-            if isinstance(found, Space) and shape is not None and found.shape != tuple(shape):
+            if isinstance(found, Box) and shape is not None and found.shape != tuple(shape):
                 raise EnvDefinitionError(
                     f"{own.__name__}: the observation space of {role!r} has shape {found.shape}, and obs_dim or "
                     f"obs_shape say {tuple(shape)}; expected the same, or the space alone"

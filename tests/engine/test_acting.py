@@ -209,7 +209,7 @@ def test_some_roles_may_have_team_reward():
         ({"agent_id_size": -1}, r"agent_id_size is -1; expected an int >= 0"),
         ({"agent_id_size": 2}, r"agent_id_size is 2; expected 0, or roles with team_reward"),
         (
-            {"team_reward": True, "agent_id_size": 1, "observation_space": Box(0, 1, (2, 2))},
+            {"team_reward": True, "agent_id_size": 1, "obs_shape": (2, 2), "observation_space": Box(0, 1, (2, 2))},
             r"agent_id_size is 1, .* of one axis",
         ),
     ],
