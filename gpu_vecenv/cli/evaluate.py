@@ -57,8 +57,8 @@ class Evaluate(DeviceOptions):
         how: dict[str, Any] = {"greedy": self.greedy, "seed": self.seed}
         with ProgressDisplay("evaluate") as on_progress:
             results = evaluate(env, role_policies, self.episodes, on_progress=on_progress, **how)
-        which = {"run": str(self.run), "iteration": loaded.iteration}
-        text = dumps({"game": loaded.game.name(), **which, "greedy": self.greedy, **results}, indent=1)
+        which = {"run": str(self.run), "best": self.best, "iteration": loaded.iteration, "opponents": self.opponents}
+        text = dumps({"game": loaded.game.name(), **which, **how, **results}, indent=1)
         if self.json:
             print(text)
         else:

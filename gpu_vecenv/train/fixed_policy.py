@@ -121,6 +121,7 @@ class FixedPolicy(Policy):
             raise ConfigError(
                 f"{name} was played by a function in training, which the checkpoint does not have; give what plays "
                 f"{name} now: {name}=file.py:function, {name}={RANDOM} or {name}=RUN where a command takes opponents, "
+                "and where this run is the opponent name the roles that it trained, ROLE=RUN; "
                 f"in Python an actor of {name!r} in place of this policy"
             )
         return self._actor

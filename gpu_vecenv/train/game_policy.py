@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from itertools import pairwise
@@ -14,6 +15,7 @@ from torch import nn
 from gpu_vecenv.compile.device import resolve_device
 from gpu_vecenv.declare.arguments import check_flag, check_kind
 from gpu_vecenv.declare.env import Env
+from gpu_vecenv.declare.randomize import checked_ranges
 from gpu_vecenv.engine.arguments import shared_field_arrays
 from gpu_vecenv.engine.data_manager import TORCH_TYPES
 from gpu_vecenv.envs.registry import GAMES, configure, find_game, stored_configuration
@@ -43,7 +45,8 @@ class GamePolicy(nn.Module):
     the one before returned, and set the rows of agents to 0 whose observation is the first of an episode.
 
     Attributes:
-        game: The game.
+        game: The game. Of ``load_policy``, ``game.randomize`` has the ranges of the checkpoint, which a curriculum may
+            have changed.
         policies: Role -> its ``Policy``, or agent -> its ``Policy`` where those of a role do not share one. Those that
             share one have the same object. ``evaluate`` takes it.
         configs: The hyperparameters that they were trained with, if known, under the same keys.
@@ -253,7 +256,7 @@ def load_policy(
     path, tensors, manifest = read_run(run, best)
     where = resolve_device(device)
     configs = _configs(path, manifest)
-    game = _game(path, manifest, game)
+    game = _with_ranges(_game(path, manifest, game), tensors.get("curriculum.ranges"))
     populations = stored_populations(manifest, str(path))
     if populations and member is None:
         most = max(populations.values()) - 1
@@ -289,6 +292,20 @@ def load_policy(
     return policy
 
 
+def _with_ranges(game: Env, ranges: torch.Tensor | None) -> Env:
+    """The game with the ranges that a curriculum had set, (parameters, 3); None: it has its own."""
+    if ranges is None:
+        return game
+    randomized = game.layout.randomized
+    if len(ranges) != len(randomized):
+        raise ConfigError(
+            f"the checkpoint has ranges of {len(ranges)} parameters, the game randomises {len(randomized)}; expected "
+            "the configuration of the run"
+        )
+    now = {each.name: (low, high) for each, (low, high, _) in zip(randomized, ranges.tolist(), strict=True)}
+    return dataclasses.replace(game, randomize=checked_ranges("randomize", now))
+
+
 def run_and_member(run: str | Path, member: int | None = None) -> tuple[Path, int | None]:
     """The path of a run, and the number of the member in "RUN:2", where there is no such file; else ``member``.
 
@@ -319,6 +336,8 @@ def read_run(run: Path, best: bool) -> tuple[Path, dict[str, torch.Tensor], dict
         return (run, *load_checkpoint(run))
     folder = run / CHECKPOINTS if (run / CHECKPOINTS).is_dir() else run
     try:
+        if best and CheckpointFolder(folder).begun() and not (folder / BEST).exists():
+            raise FileNotFoundError(f"{run} has no best checkpoint, as it made no evaluations: leave out best")
         if best:
             return (folder / BEST, *load_checkpoint(folder / BEST))
         files = CheckpointFolder(folder)  # rank 0's: all ranks have the same weights

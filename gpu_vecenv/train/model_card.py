@@ -7,38 +7,23 @@ import json
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from gpu_vecenv._version import __version__
 from gpu_vecenv.envs.registry import gymnasium_id
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.files import replace_file
-from gpu_vecenv.train.central_critic import Tower
 from gpu_vecenv.train.checkpoint import save_checkpoint
-from gpu_vecenv.train.encoders import EncodedActorCritic
+from gpu_vecenv.train.default_networks import policies_with_own_networks
 from gpu_vecenv.train.evaluation_curves import EVALUATION_FILE
 from gpu_vecenv.train.evaluation_tables import Results, results_as_in_training
-from gpu_vecenv.train.fixed_policy import kinds_of
+from gpu_vecenv.train.fixed_policy import FUNCTION, kinds_of
 from gpu_vecenv.train.game_policy import GamePolicy
-from gpu_vecenv.train.networks import ActorCritic
-from gpu_vecenv.train.q_networks import QNetwork, RecurrentQNetwork
-from gpu_vecenv.train.recurrent import RecurrentActorCritic, RecurrentTower
 from gpu_vecenv.train.role_view import role_of
 from gpu_vecenv.train.run_folder import CURVE_FILE
 
 WEIGHTS, CONFIG, CARD = "policy.safetensors", "config.json", "README.md"
+
+
 # load_policy makes them.
-DEFAULT_NETWORKS = (
-    ActorCritic,
-    EncodedActorCritic,
-    QNetwork,
-    RecurrentActorCritic,
-    RecurrentQNetwork,
-    RecurrentTower,
-    Tower,
-)
-
-
 def export_hub(policy: GamePolicy, folder: Path, run: Path | None = None) -> list[Path]:
     """Write the folder; nothing is sent anywhere, and no package of the hub is needed.
 
@@ -116,10 +101,12 @@ def model_card(policy: GamePolicy, results: Results, *, curve: bool) -> str:
     lines += [title, "", (type(game).__doc__ or name).strip().splitlines()[0], ""]
     per_role = all(own in game.layout.roles for own in policy.policies)
     lines += [f"| {'role' if per_role else 'agent'} | observations | actions | mean return |", "|---|---|---|---|"]
+    kinds = kinds_of(policy.policies)
     for own in policy.policies:
         role = role_of(game, own)
         spaces = game.layout.observation.spaces[role], game.layout.action.spaces[role]
         mean = f"{returns[own]:.4g}" if own in returns else "not evaluated"
+        mean = "played by a function in training" if kinds.get(own) == FUNCTION else mean
         lines.append(f"| {own} | {spaces[0].dtype} {spaces[0].shape} | {spaces[1]} | {mean} |")
     matches = [name for name in results if " against " in name]
     if matches:
@@ -150,14 +137,13 @@ def model_card(policy: GamePolicy, results: Results, *, curve: bool) -> str:
 
 def _code(policy: GamePolicy) -> list[str]:
     """Python that loads the policies and acts, as lines."""
-    policies = {one.view.name: one for one in policy.policies.values()}
-    default = (*DEFAULT_NETWORKS, nn.Identity)  # of policies without a network
-    own = [name for name, one in policies.items() if not isinstance(one.network, default)]
-    networks = {name: type(policies[name].network).__name__ for name in own}
+    networks = {
+        one.view.name: type(one.network).__name__ for one in policies_with_own_networks(policy.policies.values())
+    }
     given = ", ".join(f'"{name}": {kind}()' for name, kind in networks.items())
     arguments = "obs" + ', info["action_mask"]' * policy.game.masks_actions
     stateful = bool(policy.recurrent_state_size)
-    return [
+    lines = [
         "import gpu_vecenv",
         "from huggingface_hub import hf_hub_download",
         "",
@@ -165,6 +151,19 @@ def _code(policy: GamePolicy) -> list[str]:
         *(f"# {kind}: a module like the one that was trained" for kind in networks.values()),
         f"policy = gpu_vecenv.load_policy(path{f', networks={{{given}}}' if given else ''})",
         "env = gpu_vecenv.make(policy.game, 100, policy.device)",
+    ]
+    functions = [own for own, kind in kinds_of(policy.policies).items() if kind == FUNCTION]
+    if functions:
+        actors = ", ".join(
+            f'"{own}": "random"' if own in functions else f'"{own}": policy["{own}"]' for own in policy.policies
+        )
+        return [
+            *lines,
+            f'# In place of "random" the function that played {" and ".join(functions)} in training.',
+            f"print(gpu_vecenv.evaluate(env, {{{actors}}}, episodes=100))",
+        ]
+    return [
+        *lines,
         "obs, info = env.reset(seed=1)",
         *(["state = policy.initial_state(env.num_envs)  # zeros"] if stateful else []),
         "for _ in range(100):",

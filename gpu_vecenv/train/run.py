@@ -25,6 +25,7 @@ from gpu_vecenv.errors import ConfigError, NonFiniteError, counted
 from gpu_vecenv.escapes import printable
 from gpu_vecenv.progress import OnProgress, ProgressDisplay, line_interval, no_progress, part
 from gpu_vecenv.train.checkpoint import BEST, CHECKPOINTS
+from gpu_vecenv.train.default_networks import policies_with_own_networks
 from gpu_vecenv.train.distributed import World
 from gpu_vecenv.train.evaluation_curves import EVALUATION_FILE, EVALUATIONS_FILE
 from gpu_vecenv.train.evaluation_sizes import EPISODES
@@ -41,7 +42,9 @@ from gpu_vecenv.train.run_folder import (
     SETTINGS,
     Run,
     RunConfig,
+    by_command,
     check_free,
+    how_to_resume,
     locked,
     resume_command,
     seed_folder,
@@ -74,7 +77,7 @@ def run(
         folder: The run folder; it must not have a run unless ``resume``.
         config: Output options.
         resume: Continue the run in ``folder``.
-        settings: Written to ``settings.json`` at the start of a new run.
+        settings: Written to ``settings.json``; None: it stays as it is.
         after_row: Called between iterations, after each row of metrics; it must not change the trainer.
 
     Returns:
@@ -129,7 +132,7 @@ def run_seeds(
         folder: The folder of the run folders.
         config: Output options, of each run.
         resume: Continue the runs in ``folder``.
-        settings: Written to ``settings.json`` in each folder at the start of a new run.
+        settings: Written to ``settings.json`` in each folder; None: it stays as it is.
         after_row: As for ``run``, after the rows of all seeds.
 
     Returns:
@@ -288,23 +291,14 @@ def _stopped(console: Console, code: int, saved: str, folder: Path) -> int:
     """Print what stopped the training and how to resume it; its exit code."""
     name = signal.Signals(code - 128).name if code > 128 else "another process"
     _print_line(console, f"{name}: saved {saved}")
-    _print_line(console, f"resume with: {_how_to_resume(folder)}")
+    _print_line(console, f"resume with: {how_to_resume(folder)}")
     return code
 
 
-def _how_to_resume(folder: Path) -> str:
-    return resume_command(folder) if _by_command(folder) else "the same call and resume=True"
-
-
 def _how_to_extend(folder: Path, total_steps: int) -> str:
-    if _by_command(folder):
+    if by_command(folder):
         return f"{resume_command(folder)} --total-steps {2 * total_steps}"
     return f"a trainer with total_steps={2 * total_steps}, and resume=True"
-
-
-def _by_command(folder: Path) -> bool:
-    """Whether the command line began the run, or those of several seeds."""
-    return any(folder.glob(SETTINGS)) or any(folder.glob(f"seed-*/{SETTINGS}"))
 
 
 @contextlib.contextmanager
@@ -314,7 +308,7 @@ def _resumable(console: Console, folder: Path) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         if any(folder.glob(f"{CHECKPOINTS}/*")) or any(folder.glob(f"seed-*/{CHECKPOINTS}/*")):
-            _print_line(console, f"resume from the last checkpoint with: {_how_to_resume(folder)}")
+            _print_line(console, f"resume from the last checkpoint with: {how_to_resume(folder)}")
         raise
 
 
@@ -375,7 +369,7 @@ def _write_results_of_seeds(runs: Sequence[Run], folder: Path, console: Console)
 def _print_files(console: Console, folder: Path, drawn: bool, files: Mapping[str, str], to_watch: Run) -> None:
     curve = str(folder / CURVE_FILE) if drawn else 'not drawn: matplotlib is missing (pip install "gpu_vecenv[train]")'
     lines = {"learning curve": curve, **files}
-    if (scripts := _frozen_scripts(to_watch)) is not None:
+    if (scripts := _frozen_scripts(to_watch)) is not None and _can_be_played_again(to_watch.trainer):
         opponents = ["--opponents", *scripts] if scripts else []  # checkpoints have no code
         if _few(to_watch, to_watch.pairings()[1]):
             lines["more episodes"] = _command_of_run(to_watch, "evaluate", "--episodes", str(EPISODES), *opponents)
@@ -383,6 +377,11 @@ def _print_files(console: Console, folder: Path, drawn: bool, files: Mapping[str
         lines["to watch it"] = _command_of_run(to_watch, "replay record", *opponents) if drawable else HOW_TO_DRAW
     for label, value in lines.items():
         _print_line(console, f"{label:15} {value}")
+
+
+def _can_be_played_again(trainer: Trainer) -> bool:
+    """Whether commands can play a run's checkpoints as it was trained: they have neither modules nor initial states."""
+    return not trainer.env.build.initial_fields and not policies_with_own_networks(trainer.policies.values())
 
 
 def _frozen_scripts(one: Run) -> list[str] | None:

@@ -104,7 +104,7 @@ class Run:
         return self.error is None and self.trainer.iteration < self.trainer.num_iterations
 
     def begin(self, *, resume: bool, settings: Mapping[str, Any] | None) -> None:
-        """Load the newest checkpoint into the trainer; of a new run write settings and a checkpoint.
+        """Load the newest checkpoint into the trainer, or of a new run write one; write the settings that are given.
 
         Raises:
             ConfigError: The folder already has a run, or one of more env-steps than the trainer's ``total_steps``.
@@ -122,9 +122,9 @@ class Run:
             check_free(self.folder)
             if world.rank == 0:
                 (self.folder / SEEDS_FILE).unlink(missing_ok=True)  # of runs that were stopped before any checkpoint
-                if settings is not None:
-                    replace_file(self.folder / SETTINGS, json.dumps(settings, indent=1).encode())
         if world.rank == 0:
+            if settings is not None:
+                replace_file(self.folder / SETTINGS, json.dumps(settings, indent=1).encode())
             write_json(self.folder / CONFIG_FILE, readable_config(self.trainer.state()[1]))
         world.barrier()
         self.checkpoints.clean()
@@ -294,11 +294,21 @@ def resume_command(folder: Path) -> str:
     return f"gpu-vecenv train --resume {shlex.quote(str(folder))}"
 
 
+def by_command(folder: Path) -> bool:
+    """Whether the command line began the run, or those of several seeds."""
+    return any(folder.glob(SETTINGS)) or any(folder.glob(f"seed-*/{SETTINGS}"))
+
+
+def how_to_resume(folder: Path) -> str:
+    """How to resume a run, or runs of several seeds: by a command, or as Python began it."""
+    return resume_command(folder) if by_command(folder) else "the same call and resume=True"
+
+
 def check_free(folder: Path) -> None:
     """Raise ConfigError if the folder has a run, or runs of several seeds, with any checkpoint."""
     for one in (folder, *folder.glob("seed-*")):
         if CheckpointFolder(one / CHECKPOINTS).begun():
-            raise ConfigError(f"{folder} already has a run; use another folder, or resume it: {resume_command(folder)}")
+            raise ConfigError(f"{folder} already has a run; use another folder, or resume it: {how_to_resume(folder)}")
 
 
 @contextlib.contextmanager

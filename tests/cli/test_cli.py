@@ -1381,11 +1381,12 @@ def test_evaluate_prints_json(trained, command):
     iteration = load_policy(trained, device="cpu").iteration
     assert iteration > 0
     wanted = {"game": "tag_gridworld", "run": str(trained), "iteration": iteration, "greedy": False}
+    wanted |= {"best": False, "opponents": [], "seed": 1}
     wanted |= played(trained, 20, 20)
     assert said == wanted
     metrics = {"episodes", "episode_length", "terminated_fraction", "return_tagger", "return_runner"}
     metrics |= {"worst_return_tagger", "worst_return_runner"}
-    assert set(said) == {"game", "run", "iteration", "greedy"} | metrics
+    assert set(said) == {"game", "run", "best", "iteration", "opponents", "greedy", "seed"} | metrics
 
 
 def test_evaluate_prints_the_table_of_train(trained, command, monkeypatch):
@@ -1435,12 +1436,14 @@ def test_evaluate_best_checkpoint(trained, command, tmp_path):
     shutil.copy(min((run / "checkpoints").glob("iteration-*")), run / "checkpoints" / "best.safetensors")
     options = ["evaluate", "run", "--json", "--device", "cpu", "--episodes", "30"]
     last, best = (json.loads(command(*options, *more)[1]) for more in ([], ["--best"]))
-    assert last != best
+    assert (last["best"], best["best"], best["opponents"], best["seed"]) == (False, True, [], 1)
+    assert last["return_tagger"] != best["return_tagger"]
     assert best.items() >= played(run, 30, 30, best=True).items()
     file = "runner=run/checkpoints/best.safetensors"
-    assert json.loads(command(*options, "--best", "--opponents", file)[1]) == best  # a file is a checkpoint already
+    found = json.loads(command(*options, "--best", "--opponents", file)[1])
+    assert found == best | {"opponents": [file]}  # a file is a checkpoint already
     (run / "checkpoints" / "best.safetensors").unlink()
-    refused(command(*options, "--best"), "no checkpoint at .*best.safetensors")
+    refused(command(*options, "--best"), "run has no best checkpoint, as it made no evaluations: leave out best")
 
 
 def test_others_may_play_a_role(trained, command, tmp_path):
@@ -1493,8 +1496,8 @@ def test_a_script_may_play_a_role(trained, command, tmp_path):
     expected = played(trained, 30, 30, {"runner": lambda obs: torch.zeros(obs.shape[:2], dtype=torch.int32)})
     assert json.loads(output).items() >= expected.items() != played(trained, 30, 30, {}).items()
     several = ["tagger_0+tagger_1=scripts_of_this_test.py:still", "runner=random"]
-    outputs = [command(*options, "--opponents", *given)[:2] for given in (several, several[::-1])]
-    assert outputs[0] == outputs[1] != (2, "")
+    first, second = (json.loads(command(*options, "--opponents", *given)[1]) for given in (several, several[::-1]))
+    assert first | {"opponents": several[::-1]} == second
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
@@ -809,3 +810,16 @@ def test_after_training_a_game_without_draw_it_says_how_to_add_it(write, capsys,
     shown = " ".join(capsys.readouterr().out.split())
     assert "to watch it give the game a method draw(self, state), of which gpu-vecenv new my_game writes" in shown
     assert "replay record" not in shown and "4 environments x 1 agent (role: agent) on cpu" in shown
+
+
+def test_a_run_whose_game_has_moved_is_found_after_it_was_resumed(written, tmp_path):
+    command = partial(run, tmp_path, "-m", "gpu_vecenv.cli")
+    shutil.copytree(written, tmp_path / "old")
+    (game,) = (path.name for path in (tmp_path / "old").glob("*.py") if not path.name.startswith("test_"))
+    small = "--num-envs 4 --num-steps 4 --num-minibatches 1 --hidden-sizes 8 --device cpu --episodes 2".split()
+    assert command("train", f"old/{game}", *small, "--total-steps", "16", "--out", "run").returncode == 0
+    (tmp_path / "old").rename(tmp_path / "new")
+    assert command("evaluate", "run", "--episodes", "2", "--device", "cpu").returncode == 2
+    assert command("train", f"new/{game}", "--resume", "run", "--total-steps", "32").returncode == 0
+    assert command("evaluate", "run", "--episodes", "2", "--device", "cpu").returncode == 0
+    assert command("train", "--resume", "run", "--total-steps", "48").returncode == 0

@@ -155,6 +155,13 @@ def test_evaluations_have_the_ranges_of_the_time(device):
     assert evaluator.env.state["gravity"].eq(9).all()
 
 
+def test_a_policy_has_the_ranges_of_its_checkpoint(tmp_path):
+    curriculum = Curriculum(randomize={"gravity": lambda progress: (9, 9.5)})
+    trainer, _ = trained(cartpole("cpu", GRAVITY), 1, curriculum=curriculum)
+    game = gpu_vecenv.load_policy(trainer.save(tmp_path / "now.safetensors"), device="cpu").game
+    assert game == gpu_vecenv.configure("cartpole", max_steps=12, randomize={"gravity": (9, 9.5)})
+
+
 def test_shared_fields_follow_and_observations_with_them(device):
     curriculum = Curriculum(
         shared={

@@ -95,6 +95,7 @@ def test_a_curriculum_that_has_moved_is_named_again(train, command, source, tmp_
     code, _, errors = command(*go_on, "--schedules", f"elsewhere/{source}:other")
     assert code == 2 and re.search("its curriculum.* this trainer's", " ".join(errors))
     assert command(*go_on, "--schedules", f"elsewhere/{source}:ready")[0] == 0
+    assert command("train", "--resume", tmp_path / "run", "--total-steps", "640")[0] == 0  # from where it is now
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,17 @@
 
 import json
 
+import numpy as np
 import pytest
+import torch
 from gymnasium.spaces import Discrete
 from support.training import SMALL
+from torch import nn
 
 import gpu_vecenv
+from gpu_vecenv import PolicySpec
 from gpu_vecenv.cli.main import main
+from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train import evaluation_sizes
 from gpu_vecenv.train.evaluation_sizes import AGENTS, num_envs_for, num_episodes
 from gpu_vecenv.train.ppo import PPOConfig
@@ -78,6 +83,34 @@ def test_a_run_says_what_it_evaluates_and_keeps_the_number_of_its_checkpoints(tm
     assert "evaluating 2 x 40 episodes (after a longer training 1,000 each): all random" in said
     assert f"more episodes   gpu-vecenv evaluate {tmp_path / 'short'} --episodes 1000\n" in said
     assert json.loads((tmp_path / "short/evaluation.json").read_text())["all trained"]["episodes"] == 40
+    with pytest.raises(
+        ConfigError, match="already has a run; use another folder, or resume it: the same call and resume"
+    ):
+        run(trainer, tmp_path / "short", RunConfig(best_episodes=0, eval_opponents=()))
+
+
+class Plain(nn.Module):
+    """Logits of the first numbers of an observation."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, obs):
+        return self.scale * obs[..., :5], self.scale * obs[..., 0]
+
+
+@pytest.mark.parametrize("what", ["initial_states", "network"])
+def test_a_run_that_commands_cannot_play_names_none(what, tmp_path, capsys):
+    given = {"initial_states": {"cell": np.zeros((3, 5, 2), np.int32)}} if what == "initial_states" else {}
+    env = gpu_vecenv.make("tag_gridworld", 4, "cpu", max_steps=20, grid=4, autoreset_mode="next_step", **given)
+    policies = {name: PolicySpec(network=Plain() if what == "network" else None) for name in ("tagger", "runner")}
+    trainer = Trainer(
+        env, PPOConfig(total_steps=16, num_steps=4, hidden_sizes=(8,), num_minibatches=1), policies=policies
+    )
+    assert run(trainer, tmp_path / "run", RunConfig(best_episodes=0, eval_opponents=())) == 0
+    said = capsys.readouterr().out
+    assert "checkpoint" in said and "gpu-vecenv evaluate" not in said and "gpu-vecenv replay" not in said
 
 
 def test_settings_have_the_number_of_episodes_that_compares_checkpoints(tmp_path, capsys):

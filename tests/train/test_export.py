@@ -15,7 +15,7 @@ from support.warm_process import run_python
 from torch import nn
 
 import gpu_vecenv
-from gpu_vecenv import GamePolicy, PPOConfig, Trainer, load_policy
+from gpu_vecenv import GamePolicy, PolicySpec, PPOConfig, Trainer, load_policy
 from gpu_vecenv.envs.registry import GAMES
 from gpu_vecenv.errors import ConfigError, ExportError
 from gpu_vecenv.train.checkpoint import load_checkpoint
@@ -311,6 +311,20 @@ def test_the_code_of_a_card_acts_like_the_policy(policy, tmp_path, monkeypatch):
         size = one.acting_state_size
         told = f"The policy of {role} is recurrent: each agent has a state of {size} float32 numbers, which is 0"
         assert (told in card) == (size > 0)
+
+
+def test_the_code_of_a_card_plays_beside_a_role_that_a_function_played(tmp_path, monkeypatch, capsys):
+    env = gpu_vecenv.make("tag_gridworld", 4, "cpu", max_steps=9, grid=4, autoreset_mode="next_step")
+    still = PolicySpec(actor=lambda obs: obs.new_zeros(obs.shape[:2], dtype=torch.int32))
+    trainer = Trainer(env, PPOConfig(total_steps=64, num_steps=4), policies={"tagger": PolicySpec(), "runner": still})
+    path = trainer.save(tmp_path / "run.safetensors")
+    export_hub(gpu_vecenv.load_policy(path, device="cpu"), tmp_path / "card")
+    run_code_of_card(tmp_path / "card", monkeypatch)
+    assert "'episodes': 100" in capsys.readouterr().out
+    assert (
+        "| runner | float32 (21,) | Discrete(5) | played by a function in training |"
+        in (tmp_path / "card/README.md").read_text()
+    )
 
 
 @pytest.mark.parametrize("name", ["all trained", "trained with others frozen"])
