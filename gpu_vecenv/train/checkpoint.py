@@ -88,7 +88,7 @@ def load_checkpoint(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]
     except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
         raise _damaged(path, f"its manifest {text[:80]} is not a strict JSON object with digests: {error}") from error
     for name in sorted(digests.keys() | tensors.keys()):
-        if name not in tensors or _digest(tensors[name]) != digests.get(name):
+        if name not in tensors or digest_of(tensors[name]) != digests.get(name):
             raise _damaged(path, f"tensor {name!r} and its SHA-256 differ, or one of the two is missing")
     return tensors, manifest
 
@@ -271,7 +271,7 @@ def _content(tensors: Mapping[str, torch.Tensor], manifest: Mapping[str, Any]) -
     if "tensors" in manifest:
         raise ConfigError('the manifest has the key "tensors", which is reserved for digests; rename it')
     host = {name: _on_host(name, tensor) for name, tensor in tensors.items()}
-    digests = {name: _digest(tensor) for name, tensor in host.items()}
+    digests = {name: digest_of(tensor) for name, tensor in host.items()}
     try:
         text = json.dumps({**manifest, "tensors": digests}, sort_keys=True, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
@@ -297,7 +297,7 @@ def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _digest(tensor: torch.Tensor) -> str:
+def digest_of(tensor: torch.Tensor) -> str:
     """SHA-256 of dtype, shape and bytes of a contiguous tensor on the CPU."""
     digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
     digest.update(tensor.flatten().view(torch.uint8).numpy().data)

@@ -70,7 +70,7 @@ from gpu_vecenv.train.rollout_storage import Rollout
 from gpu_vecenv.train.sequences import RecurrentStates
 from gpu_vecenv.train.staggered_starts import stagger
 from gpu_vecenv.train.stored_config import with_defaults
-from gpu_vecenv.train.trainer_state import check_fits
+from gpu_vecenv.train.trainer_state import check_fits, digests_of_initial_states
 from gpu_vecenv.train.updates import Updates
 
 
@@ -147,6 +147,7 @@ class Trainer:
         self.populations = populations_of(specs)
         ranges = None if opponents is None else self._ranges(opponents, env, specs)
         self._bytes_per_env = check_capacity(env, self.config, specs, masks_samples=ranges is not None)
+        self._initial_states = digests_of_initial_states(env, curriculum)
         self.env = _next_step_env(env, curriculum)
         self._stream = capture_stream(self.env.functions.backend, threading.get_ident())
         graph_pool = GraphPool() if graphs and env.device.type == "cuda" else None
@@ -753,6 +754,7 @@ class Trainer:
             "opponents": None if self.opponents is None else self.opponents.config.description(),
             "reward": None if self.rollout.shaping is None else self.rollout.shaping.name,
             "curriculum": None if self._schedules is None else self._schedules.curriculum.description(),
+            "initial_states": self._initial_states,
             "made_with": {
                 "gpu_vecenv": __version__,
                 # What floating-point results depend on.

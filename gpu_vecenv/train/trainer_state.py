@@ -8,10 +8,20 @@ from typing import Any
 
 import torch
 
+from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.errors import CheckpointCorruptError, ConfigError
 from gpu_vecenv.escapes import warn
+from gpu_vecenv.train.checkpoint import digest_of
+from gpu_vecenv.train.curriculum import Curriculum
 
 EXTRA_MANIFEST_KEYS = ("progress", "rank")  # keys of a checkpoint's manifest that the trainer does not write
+
+
+def digests_of_initial_states(env: VecEnv, curriculum: Curriculum | None) -> dict[str, str] | None:
+    """Field -> SHA-256 of the initial states that an environment was made with, and that no schedule replaces."""
+    scheduled = () if curriculum is None else curriculum.initial_states
+    names = [name for name in env.build.initial_fields if name not in scheduled]
+    return {name: digest_of(env.data[f"initial_{name}"].cpu().contiguous()) for name in names} or None
 
 
 def check_fits(
@@ -37,6 +47,8 @@ def check_fits(
     expected = json.loads(json.dumps(description))  # JSON has lists, not tuples
     if type(manifest.get("iteration")) is not int or manifest["iteration"] < 0:
         raise CheckpointCorruptError(f"{source}: iteration is {manifest.get('iteration')!r}; expected an int >= 0")
+    if "initial_states" not in manifest:  # of an older version
+        expected.pop("initial_states")
     if differences := list(_differing(manifest, expected)):
         raise ConfigError(f"{source} is of a different run: {'; '.join(differences)}")
     shapes, found_shapes = (

@@ -11,6 +11,7 @@ from games.shade import Shade
 import gpu_vecenv
 from gpu_vecenv import ByMetric, Curriculum, PiecewiseLinear, PPOConfig, PQNConfig, Trainer
 from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.train.checkpoint import load_checkpoint, save_checkpoint
 from gpu_vecenv.train.evaluation import Evaluator
 
 STEPS = 8 * 8  # of an iteration
@@ -153,6 +154,24 @@ def test_evaluations_have_the_ranges_of_the_time(device):
     evaluator = Evaluator(trainer.env, 4)
     evaluator({"agent": None}, 4)
     assert evaluator.env.state["gravity"].eq(9).all()
+
+
+def test_a_checkpoint_of_other_initial_states_is_refused(tmp_path):
+    def trainer(x, scheduled=False):
+        given = {"x": np.full(3, x, np.float32), "theta": np.zeros(3, np.float32)}
+        env = gpu_vecenv.make("cartpole", 8, "cpu", autoreset_mode="next_step", max_steps=12, initial_states=given)
+        schedule = Curriculum(initial_states={"x": lambda progress: [0, 0, 0]})
+        return Trainer(env, CONFIG, seed=3, curriculum=schedule if scheduled else None)
+
+    path = trainer(0.01).save(tmp_path / "one.safetensors")
+    trainer(0.01).load(path)
+    with pytest.raises(ConfigError, match=r"of a different run: its initial_states\.x is '.*', this trainer's '.*'$"):
+        trainer(0.02).load(path)
+    tensors, manifest = load_checkpoint(path)
+    del manifest["initial_states"]  # as older versions wrote it
+    save_checkpoint(path, tensors, manifest)
+    trainer(0.02).load(path)
+    trainer(0.02, scheduled=True).load(trainer(0.01, scheduled=True).save(path))  # the schedule sets them
 
 
 def test_a_policy_has_the_ranges_of_its_checkpoint(tmp_path):

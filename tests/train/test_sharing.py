@@ -293,7 +293,9 @@ def test_on_the_command_line(command):
     assert {name for name in alone if name.startswith("return")} == {
         name for name in random if name.startswith("return")
     }
-    assert alone != random and json.loads(command(*evaluation, "--opponents", "tagger=run")[1]) == alone
+    assert alone["return_tagger"] != random["return_tagger"]
+    again = json.loads(command(*evaluation, "--opponents", "tagger=run")[1])
+    assert again == alone | {"opponents": ["tagger=run"]}
     code, _, errors = command(*evaluation, "--opponents", "tagger_2=random")
     assert code and "unknown role or agent 'tagger_2' in opponents" in "".join(errors)
     code, _, errors = command(*TAG, "--frozen", "tagger=run", "--total-steps", 16, "--out", "frozen")
@@ -315,7 +317,7 @@ def test_opponents_of_some_agents_of_a_policy(command):
     evaluation = "evaluate", "run", "--episodes", 4, "--device", "cpu", "--json"
     alone = json.loads(command(*evaluation)[1])
     mixed = json.loads(command(*evaluation, "--opponents", "tagger_1=run")[1])
-    assert {name: mixed[name] for name in alone} == alone
+    assert {name: mixed[name] for name in alone} == alone | {"opponents": ["tagger_1=run"]}
     assert set(mixed) - set(alone) == {
         f"{name}_tagger_{agent}" for name in ("return", "worst_return") for agent in (0, 1)
     }
