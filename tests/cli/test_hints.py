@@ -113,8 +113,8 @@ def test_a_printed_next_step_works_as_printed(name, printed, place, capsys):
 
 @pytest.mark.parametrize("changed", ["acorn.py", "acorn.cu"])
 def test_changed_rules_are_not_run_unasked_but_by_the_printed_command(changed, printed, place, capsys):
-    path = place / "games" / changed
-    before = path.read_text()
+    path, settings = place / "games" / changed, place / "runs/my own/settings.json"
+    before, settings_before = path.read_text(), settings.read_text()
     path.write_text(before + "\n")
     try:
         for words in (["evaluate", "runs/my own", *"--episodes 2".split()], ["train", "--resume", "runs/my own"]):
@@ -123,8 +123,12 @@ def test_changed_rules_are_not_run_unasked_but_by_the_printed_command(changed, p
             (command,) = HINT.findall(errors)
             code, _, errors = run(capsys, *shlex.split(command)[1:])
             assert (code, errors) == (0, "")
+        assert (
+            run(capsys, "evaluate", "runs/my own", "--episodes", "2")[0] == 0
+        )  # the resumed run has the present rules
     finally:
         path.write_text(before)
+        settings.write_text(settings_before)
 
 
 def test_a_module_that_the_game_imports_is_one_of_its_files(place, capsys):
