@@ -13,6 +13,7 @@ from gpu_vecenv.train.policy import Policy
 from gpu_vecenv.train.q_networks import QNetwork, RecurrentQNetwork
 from gpu_vecenv.train.recurrent import RecurrentActorCritic, RecurrentTower
 
+# load_policy makes them.
 DEFAULT_NETWORKS = (
     ActorCritic,
     EncodedActorCritic,

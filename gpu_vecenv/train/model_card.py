@@ -23,7 +23,6 @@ from gpu_vecenv.train.run_folder import CURVE_FILE
 WEIGHTS, CONFIG, CARD = "policy.safetensors", "config.json", "README.md"
 
 
-# load_policy makes them.
 def export_hub(policy: GamePolicy, folder: Path, run: Path | None = None) -> list[Path]:
     """Write the folder; nothing is sent anywhere, and no package of the hub is needed.
 
