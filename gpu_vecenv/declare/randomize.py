@@ -6,10 +6,11 @@ records arithmetic and nothing else: whatever needs its value raises.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -141,6 +142,22 @@ UFUNCS: dict[str, Callable[..., Traced]] = {
     "absolute": abs,
     "sqrt": lambda a: Traced(f"randomized::sqrt({a.expression})"),
 }
+
+
+def with_ranges(game: Env, ranges: Sequence[Sequence[float]]) -> Env:
+    """The game that draws its randomised parameters from other ranges; those that are equal in float32 stay exact.
+
+    Args:
+        game: The game.
+        ranges: Of each parameter in ``game.layout.randomized`` (low, high, …), as the engine's tensor of ranges has it.
+    """
+    changed = {
+        own.name: (low, high)
+        for own, (low, high, *_) in zip(game.layout.randomized, ranges, strict=True)
+        if (low, high) != (own.low, own.high)
+    }
+    randomize = tuple((name, *changed.get(name, (low, high))) for name, low, high in game.randomize)
+    return dataclasses.replace(game, randomize=randomize) if changed else game
 
 
 def checked_ranges(key: str, given: Any) -> tuple[Range, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Mapping
 from itertools import pairwise
@@ -15,7 +14,7 @@ from torch import nn
 from gpu_vecenv.compile.device import resolve_device
 from gpu_vecenv.declare.arguments import check_flag, check_kind
 from gpu_vecenv.declare.env import Env
-from gpu_vecenv.declare.randomize import checked_ranges
+from gpu_vecenv.declare.randomize import with_ranges
 from gpu_vecenv.engine.arguments import shared_field_arrays
 from gpu_vecenv.engine.data_manager import TORCH_TYPES
 from gpu_vecenv.envs.registry import GAMES, configure, find_game, stored_configuration
@@ -256,7 +255,13 @@ def load_policy(
     path, tensors, manifest = read_run(run, best)
     where = resolve_device(device)
     configs = _configs(path, manifest)
-    game = _with_ranges(_game(path, manifest, game), tensors.get("curriculum.ranges"))
+    game = _game(path, manifest, game)
+    if (ranges := tensors.get("curriculum.ranges")) is not None:
+        if ranges.shape != (expected := (len(game.layout.randomized), 3)):
+            raise CheckpointCorruptError(
+                f"{path}: curriculum.ranges has shape {tuple(ranges.shape)}; expected {expected}"
+            )
+        game = with_ranges(game, ranges.tolist())
     populations = stored_populations(manifest, str(path))
     if populations and member is None:
         most = max(populations.values()) - 1
@@ -290,20 +295,6 @@ def load_policy(
     policy.iteration = manifest.get("iteration")
     policy.requires_grad_(False).eval()
     return policy
-
-
-def _with_ranges(game: Env, ranges: torch.Tensor | None) -> Env:
-    """The game with the ranges that a curriculum had set, (parameters, 3); None: it has its own."""
-    if ranges is None:
-        return game
-    randomized = game.layout.randomized
-    if len(ranges) != len(randomized):
-        raise ConfigError(
-            f"the checkpoint has ranges of {len(ranges)} parameters, the game randomises {len(randomized)}; expected "
-            "the configuration of the run"
-        )
-    now = {each.name: (low, high) for each, (low, high, _) in zip(randomized, ranges.tolist(), strict=True)}
-    return dataclasses.replace(game, randomize=checked_ranges("randomize", now))
 
 
 def run_and_member(run: str | Path, member: int | None = None) -> tuple[Path, int | None]:

@@ -13,6 +13,7 @@ import torch
 from gpu_vecenv.declare.arguments import check_kind
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.declare.field import FIELD_NAME
+from gpu_vecenv.declare.randomize import with_ranges
 from gpu_vecenv.engine.arguments import validate_int, validate_seed
 from gpu_vecenv.engine.digest import Digest, source_sha256
 from gpu_vecenv.engine.vec_env import VecEnv
@@ -134,14 +135,7 @@ def _play_episodes(eval_env: VecEnv, act: RolePolicies, seed: int, on_progress: 
 
 def _as_drawn(env: VecEnv) -> Env:
     """The game with the ranges from which the environment draws parameters now: a schedule may have changed them."""
-    ranges = env.data["engine_ranges"][:, :2].tolist() if env.layout.randomized else []
-    changed = {
-        own.name: (low, high)
-        for own, (low, high) in zip(env.layout.randomized, ranges, strict=True)
-        if (low, high) != (own.low, own.high)
-    }
-    randomize = tuple((name, *changed.get(name, (low, high))) for name, low, high in env.game.randomize)
-    return dataclasses.replace(env.game, randomize=randomize) if changed else env.game
+    return with_ranges(env.game, env.data["engine_ranges"].tolist()) if env.layout.randomized else env.game
 
 
 def _name_and_config(game: Env) -> tuple[str, dict[str, Any]]:

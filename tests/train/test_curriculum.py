@@ -10,7 +10,7 @@ from games.shade import Shade
 
 import gpu_vecenv
 from gpu_vecenv import ByMetric, Curriculum, PiecewiseLinear, PPOConfig, PQNConfig, Trainer
-from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.errors import CheckpointCorruptError, ConfigError
 from gpu_vecenv.train.checkpoint import load_checkpoint, save_checkpoint
 from gpu_vecenv.train.evaluation import Evaluator
 
@@ -176,9 +176,15 @@ def test_a_checkpoint_of_other_initial_states_is_refused(tmp_path):
 
 def test_a_policy_has_the_ranges_of_its_checkpoint(tmp_path):
     curriculum = Curriculum(randomize={"gravity": lambda progress: (9, 9.5)})
-    trainer, _ = trained(cartpole("cpu", GRAVITY), 1, curriculum=curriculum)
-    game = gpu_vecenv.load_policy(trainer.save(tmp_path / "now.safetensors"), device="cpu").game
-    assert game == gpu_vecenv.configure("cartpole", max_steps=12, randomize={"gravity": (9, 9.5)})
+    other = {"pole_mass": (0.1, 0.3)}  # no float32 numbers: they stay as they were given
+    trainer, _ = trained(cartpole("cpu", GRAVITY | other), 1, curriculum=curriculum)
+    path = trainer.save(tmp_path / "now.safetensors")
+    game = gpu_vecenv.load_policy(path, device="cpu").game
+    assert game == gpu_vecenv.configure("cartpole", max_steps=12, randomize={"gravity": (9, 9.5)} | other)
+    tensors, manifest = load_checkpoint(path)
+    save_checkpoint(path, tensors | {"curriculum.ranges": torch.zeros(1, 3)}, manifest)
+    with pytest.raises(CheckpointCorruptError, match=r"curriculum\.ranges has shape \(1, 3\); expected \(2, 3\)"):
+        gpu_vecenv.load_policy(path, device="cpu")
 
 
 def test_shared_fields_follow_and_observations_with_them(device):
