@@ -75,7 +75,7 @@ def _native(wrapper: Callable[..., Any], env: Any, *arguments: Any, **named: Any
     return wrapper(env, *arguments, **named)
 
 
-NATIVE: dict[str, Callable[..., Any]] = {
+WRAPPERS: dict[str, Callable[..., Any]] = {
     "action_lambda_v1": _actions,
     "agent_indicator_v0": wrappers.AgentIndicator,
     "black_death_v3": _unchanged,  # rows of inactive agents are zeros
@@ -97,6 +97,7 @@ NATIVE: dict[str, Callable[..., Any]] = {
     "reward_lambda_v0": TransformReward,
     "sticky_actions_v0": wrappers.StickyAction,
 }
+NATIVE = {name: partial(_native, wrapper) for name, wrapper in WRAPPERS.items()}
 _VECTORS = "concat_vec_envs_v1 gym_vec_env_v0 pettingzoo_env_to_vec_env_v1"
 _SB3 = "stable_baselines_vec_env_v0 stable_baselines3_vec_env_v0"
 NOT_NATIVE = {
@@ -113,7 +114,7 @@ NOT_NATIVE = {
 def __getattr__(name: str) -> Callable[..., Any]:
     """A wrapper by SuperSuit's name. AttributeError gives the reason if there is none."""
     if name in NATIVE:
-        return partial(_native, NATIVE[name])
+        return NATIVE[name]
     raise AttributeError(f"no native {name}: {NOT_NATIVE.get(name, 'SuperSuit has none')}")
 
 

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from gpu_vecenv.cli.actors import Player
-from gpu_vecenv.cli.curriculum import curriculum_of, stored_curriculum
-from gpu_vecenv.cli.game_files import KEY as GAME_FILE_KEY
-from gpu_vecenv.cli.game_files import game_file_settings, load_game_of_run
+from gpu_vecenv.cli.curriculum import curriculum_of
+from gpu_vecenv.cli.game_files import load_game_of_run
 from gpu_vecenv.cli.opponents import OpponentOptions, errors_name_options
 from gpu_vecenv.cli.options import (
     PROGRAM,
@@ -22,12 +21,12 @@ from gpu_vecenv.cli.options import (
     game_class,
     parsed_options,
 )
-from gpu_vecenv.cli.runs import RUN_FORMAT, check_watch, train_runs
+from gpu_vecenv.cli.runs import RUN_FORMAT, check_watch, settings_of_sources, train_runs
 from gpu_vecenv.compile.device import resolve_device
 from gpu_vecenv.declare.config import check_fields, param
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.vec_env import VecEnv
-from gpu_vecenv.envs.importing import absolute, imported
+from gpu_vecenv.envs.importing import imported
 from gpu_vecenv.envs.registry import find_game, stored_configuration
 from gpu_vecenv.errors import CheckpointVersionError, ConfigError, UnknownGameError
 from gpu_vecenv.train.checkpoint import CHECKPOINTS, CheckpointFolder
@@ -91,20 +90,12 @@ class Resume(DeviceOptions):
                 manifests = [found.get(folder, {**found[begun[0]], "seed": seed}) for folder, seed in pairs]
             trainers = [self._trainer(manifest, given, settings, device) for manifest in manifests]
             check_end(trainers[0], max(manifest["iteration"] for manifest in manifests), self.resume)
-            moved = self._moved(trainers[0].env.game)
+            given_now = settings_of_sources(self.game_name, trainers[0].env.game, self.reward, self.schedules)
+            moved = {name: value for name, value in given_now.items() if value is not None}
             how = {"of_seeds": seeds is not None, "watch": self.watch, "resume": True}
             return train_runs(
                 trainers, self.resume, run_config, settings={**settings, **moved} if moved else None, **how
             )
-
-    def _moved(self, game: Env) -> dict[str, Any]:
-        """The settings of the files that were given, where later commands will look for them."""
-        moved = {
-            "reward": None if self.reward is None else absolute(self.reward),
-            "curriculum": stored_curriculum(self.schedules),
-            GAME_FILE_KEY: None if self.game_name is None else game_file_settings(self.game_name, game),
-        }
-        return {name: value for name, value in moved.items() if value is not None}
 
     def _trainer(
         self, manifest: Mapping[str, Any], given: type[Env] | None, settings: Mapping[str, Any], device: str | None

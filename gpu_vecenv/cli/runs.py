@@ -9,8 +9,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from gpu_vecenv.cli.curriculum import stored_curriculum
+from gpu_vecenv.cli.game_files import KEY as GAME_FILE_KEY
+from gpu_vecenv.cli.game_files import game_file_settings
 from gpu_vecenv.compile.toolchain import find_webassembly_compiler, pip
 from gpu_vecenv.declare.env import Env
+from gpu_vecenv.envs.importing import absolute
 from gpu_vecenv.envs.registry import game_argument
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.escapes import printable
@@ -21,6 +25,15 @@ from gpu_vecenv.train.trainer import Trainer
 from gpu_vecenv.web.training_server import TrainingServer
 
 RUN_FORMAT = 2  # of the settings, checkpoints and metrics in a run folder
+
+
+def settings_of_sources(game_name: str | None, game: Env, reward: str | None, schedules: str | None) -> dict[str, Any]:
+    """What the settings of a run have of the files that were given, which later commands import again; None: none."""
+    return {
+        GAME_FILE_KEY: None if game_name is None else game_file_settings(game_name, game),
+        "reward": None if reward is None else absolute(reward),
+        "curriculum": stored_curriculum(schedules),
+    }
 
 
 def check_watch(watch: bool, world: World) -> None:

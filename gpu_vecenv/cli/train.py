@@ -16,9 +16,8 @@ from typing import Any, Generic, Literal, TypeVar
 import tyro
 
 from gpu_vecenv.cli.actors import Player, parsed_players
-from gpu_vecenv.cli.curriculum import curriculum_of, preset_schedules, stored_curriculum
-from gpu_vecenv.cli.game_files import KEY as GAME_FILE_KEY
-from gpu_vecenv.cli.game_files import game_file_settings, report_unchecked
+from gpu_vecenv.cli.curriculum import curriculum_of, preset_schedules
+from gpu_vecenv.cli.game_files import report_unchecked
 from gpu_vecenv.cli.opponents import OpponentOptions, errors_name_options
 from gpu_vecenv.cli.options import (
     DeviceOptions,
@@ -31,12 +30,12 @@ from gpu_vecenv.cli.options import (
     with_parameter,
 )
 from gpu_vecenv.cli.resume import Resume
-from gpu_vecenv.cli.runs import RUN_FORMAT, check_watch, train_runs
+from gpu_vecenv.cli.runs import RUN_FORMAT, check_watch, settings_of_sources, train_runs
 from gpu_vecenv.compile.device import resolve_device
 from gpu_vecenv.declare.config import check_fields, param
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.vec_env import VecEnv
-from gpu_vecenv.envs.importing import absolute, imported
+from gpu_vecenv.envs.importing import imported
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.files import check_output
 from gpu_vecenv.train.capacity import max_num_envs_that_fit
@@ -155,9 +154,7 @@ class Train(DeviceOptions, Generic[GameT, ConfigT]):
             selection.opponents.check_used()
             folder = self.out or _new_folder(game.name())
             settings = {"format": RUN_FORMAT, "game": game.name(), "device": self.device, "graphs": self.graphs}
-            settings[GAME_FILE_KEY] = game_file_settings(self.game_name, game)
-            settings["reward"] = None if self.reward is None else absolute(self.reward)
-            settings["curriculum"] = stored_curriculum(self.schedules)
+            settings |= settings_of_sources(self.game_name, game, self.reward, self.schedules)
             settings["opponents"] = self.opponent.settings()
             players = [Player.parsed("frozen", text) for text in self.frozen]
             settings["frozen_scripts"] = [player.text for player in players if player.is_script]

@@ -88,7 +88,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         check_flag("fill_final_obs", fill_final_obs)
         self.output = output
         if max_episode_steps is not None:
-            for name in STEP_LIMITS & arguments.keys():
+            for name in sorted(STEP_LIMITS & arguments.keys()):
                 if type(arguments[name]) is type(max_episode_steps) is int and arguments[name] != max_episode_steps:
                     raise ConfigError(
                         f"{name} is {arguments[name]}, but max_episode_steps, by default that of the id, is "
@@ -415,9 +415,9 @@ class UnlimitedGymnasiumEnv(GymnasiumEnv):
     """
 
     def __init__(self, game: Game, device: str | torch.device = "cpu", **arguments: Any) -> None:
-        for name in STEP_LIMITS & arguments.keys():
+        if given := sorted(STEP_LIMITS & arguments.keys()):
             raise ConfigError(
-                f"{name} is {arguments[name]!r}, but Gymnasium's TimeLimit ends the episodes here; use "
+                f"{given[0]} is {arguments[given[0]]!r}, but Gymnasium's TimeLimit ends the episodes here; use "
                 "gymnasium.make(…, max_episode_steps=…)"
             )
         super().__init__(game, device, **arguments, max_steps=2**31 - 1)

@@ -343,6 +343,7 @@ def test_ppo_learns_cartpole():
 def test_every_wrapper_of_supersuit_has_an_equal_or_a_reason():
     names = {name for name in dir(supersuit) if re.search(r"_v\d+$", name)}
     assert names == {*ours.NATIVE, *ours.NOT_NATIVE} and not {*ours.NATIVE} & {*ours.NOT_NATIVE}
+    assert ours.frame_stack_v2 is ours.NATIVE["frame_stack_v2"]
     with pytest.raises(AttributeError, match="no native frame_skip_v0: a row that ends"):
         ours.frame_skip_v0  # noqa: B018
     with pytest.raises(AttributeError, match="no native frame_stack_v9: SuperSuit has none"):

@@ -123,9 +123,8 @@ def test_changed_rules_are_not_run_unasked_but_by_the_printed_command(changed, p
             (command,) = HINT.findall(errors)
             code, _, errors = run(capsys, *shlex.split(command)[1:])
             assert (code, errors) == (0, "")
-        assert (
-            run(capsys, "evaluate", "runs/my own", "--episodes", "2")[0] == 0
-        )  # the resumed run has the present rules
+        # The resumed run has the present rules.
+        assert run(capsys, "evaluate", "runs/my own", "--episodes", "2")[0] == 0
     finally:
         path.write_text(before)
         settings.write_text(settings_before)
