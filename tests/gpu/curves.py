@@ -19,7 +19,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, median_high
+from statistics import fmean, median
 from typing import Any
 
 from gpu_vecenv.files import replace_file
@@ -90,7 +90,7 @@ def random_society(row: str, rows: Mapping[str, Runs]) -> dict[str, float]:
 
 def pace(runs: Runs) -> float:
     """Seconds per env-step, the median of the seeds."""
-    return median_high(run["seconds"] / run["env_steps"] for run in runs)
+    return median(run["seconds"] / run["env_steps"] for run in runs)
 
 
 def curve(axes: Any, points: Sequence[Sequence[Any]], role: str, scale: float, **style: Any) -> None:
@@ -108,7 +108,7 @@ def curve(axes: Any, points: Sequence[Sequence[Any]], role: str, scale: float, *
 
 def draw_sb3(axes: Any, runs: Runs, role: str, longest: int) -> None:
     """Its evaluations and that of its final policies; of a training that is short beside ``longest`` only the end."""
-    steps, seconds = runs[0]["env_steps"], median_high(run["seconds"] for run in runs)
+    steps, seconds = runs[0]["env_steps"], median(run["seconds"] for run in runs)
     label = f"Stable-Baselines3, {len(runs)} seeds, {seconds:.0f} s each on one core"
     if steps < SHORT * longest:
         final = bootstrap_interval([run["sampled"][role] for run in runs]).value

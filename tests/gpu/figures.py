@@ -6,6 +6,7 @@ usage: python tests/gpu/figures.py FIGURES.json [MORE.json …]     prints the t
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -112,7 +113,7 @@ def rows_of(contents: Mapping[str, Any], row: str) -> Iterator[str]:
         return
     failed = f", {len(runs) - len(good)} more ended with errors" if len(good) < len(runs) else ""
     steps = f"{good[0]['env_steps']:,}"
-    seconds = sorted(run["seconds"] for run in good)[len(good) // 2]
+    seconds = statistics.median(run["seconds"] for run in good)
     for role in good[0]["sampled"]:
         cells = []
         digits = 2 if all(abs(run[how][role]) <= 1 for run in good for how in ("sampled", "greedy")) else 1

@@ -28,7 +28,7 @@ from gpu_vecenv.train.opponents_config import OpponentsConfig
 from gpu_vecenv.train.parallel_trainers import ParallelTrainers
 from gpu_vecenv.train.role_view import sides_with_returns
 
-EVAL_SEED = 1_000_000  # of the environments and actions of evaluations
+EVAL_SEED = 1_000_000  # evaluations of training seed s have EVAL_SEED + s, so that no two seeds share their luck
 PresetName = Literal["fast", "sample-efficient"]
 AlgorithmName = Literal["ppo", "mappo", "pqn", "pqn-vdn"]
 # Name of the row -> game and its configuration.
@@ -123,6 +123,7 @@ def returns_against(
     others: Mapping[str, RolePolicy] | None,
     episodes: int,
     greedy: bool = False,
+    seed: int = EVAL_SEED,
 ) -> dict[str, float]:
     """Mean return of each role in ``own``, role -> actor, with opponents from ``others``; those it lacks act at random.
 
@@ -130,13 +131,13 @@ def returns_against(
     """
     if sides_with_returns(env.game) != tuple(env.game.layout.roles):
         entries = {"own": own, "others": others}
-        played = crossplay(env, entries, episodes=episodes, greedy=greedy, seed=EVAL_SEED)
+        played = crossplay(env, entries, episodes=episodes, greedy=greedy, seed=seed)
         first, second = (played.returns[side].mean for side in played.sides)
         return dict.fromkeys(own, (first[0][1] + second[1][0]) / 2)
     found = {}
     for role in own:
         actors = {name: own[role] if name == role else (others or {}).get(name) for name in env.game.layout.roles}
-        result = evaluate(env, actors, episodes, greedy=greedy, seed=EVAL_SEED)
+        result = evaluate(env, actors, episodes, greedy=greedy, seed=seed)
         found[role] = result[f"return_{role}"]
     return found
 
@@ -144,8 +145,8 @@ def returns_against(
 def returns_of(
     trainer: Trainer, episodes: int, greedy: bool = False, others: Mapping[str, RolePolicy] | None = None
 ) -> dict[str, float]:
-    """Those of a trainer's policies."""
-    return returns_against(trainer.env, trainer.role_policies(), others, episodes, greedy)
+    """Those of a trainer's policies, with an evaluation seed of its own."""
+    return returns_against(trainer.env, trainer.role_policies(), others, episodes, greedy, EVAL_SEED + trainer.seed)
 
 
 class Group:

@@ -36,7 +36,7 @@ from figures import UNFINISHED, Settings, opened
 
 from gpu_vecenv.engine.timing import provenance
 
-EVAL_SEED = 1_000_000  # of the environments of evaluations
+EVAL_SEED = 1_000_000  # of the environments of evaluations, whose seeds follow; each training seed has its own thousand
 
 
 @dataclass(frozen=True)
@@ -149,12 +149,29 @@ def environments(zoo: Zoo, count: int, seed: int, gamma: float, of: VecEnv | Non
     return normalised
 
 
+class Actor:
+    """A model that draws the matrix of gSDE's noise as often as in training, which ``predict`` alone never does."""
+
+    def __init__(self, model: PPO) -> None:
+        self.model, self.calls = model, 0
+        self.every = model.sde_sample_freq if model.sde_sample_freq > 0 else model.n_steps
+
+    def predict(self, obs: np.ndarray, state: Any, episode_start: np.ndarray, deterministic: bool) -> tuple[Any, Any]:
+        """As ``evaluate_policy`` calls it."""
+        if self.model.use_sde and self.calls % self.every == 0:
+            self.model.policy.reset_noise(len(obs))
+        self.calls += 1
+        return self.model.predict(obs, state, episode_start, deterministic)
+
+
 def returns_of(model: PPO, zoo: Zoo, episodes: int, greedy: bool) -> dict[str, float]:
-    """Mean return of whole episodes, which are the same for every policy."""
-    gamma = zoo.learner["gamma"]
-    env = environments(zoo, min(episodes, 32), EVAL_SEED, gamma, of=model.get_env())
-    found, _ = evaluate_policy(model, env, episodes, deterministic=greedy, return_episode_rewards=True)
+    """Mean return of whole episodes; the model and its noise are left as they were."""
+    gamma, distribution = zoo.learner["gamma"], model.policy.action_dist
+    noise = {key: value for key, value in vars(distribution).items() if key.startswith("exploration")}
+    env = environments(zoo, min(episodes, 32), EVAL_SEED + 1000 * model.seed, gamma, of=model.get_env())
+    found, _ = evaluate_policy(Actor(model), env, episodes, deterministic=greedy, return_episode_rewards=True)
     env.close()
+    vars(distribution).update(noise)
     return {"agent": statistics.fmean(found)}
 
 

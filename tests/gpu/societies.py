@@ -61,9 +61,8 @@ def of_commons(game: str, common_reward: str) -> Variant:
     played = configure(game, common_reward=common_reward)
 
     def point(trainer: Trainer, episodes: int) -> Mapping[str, float | None]:
-        return numbers(
-            commons.society(played, trainer.policies["player"], episodes, EVAL_SEED, str(trainer.env.device))
-        )
+        policy, device = trainer.policies["player"], str(trainer.env.device)
+        return numbers(commons.society(played, policy, episodes, EVAL_SEED + trainer.seed, device))
 
     def rows(trainer: Trainer, beside: Kinds, episodes: int, seed: int) -> Iterator[Row]:
         kinds = {**beside, "trained": trainer.policies["player"]}
@@ -77,7 +76,7 @@ def of_economy(tax_model: Any) -> Variant:
     """Workers under one tax model, measured under each; during training under that one."""
 
     def point(trainer: Trainer, episodes: int) -> Mapping[str, float | None]:
-        found = trainer.evaluate(episodes, seed=EVAL_SEED)
+        found = trainer.evaluate(episodes, seed=EVAL_SEED + trainer.seed)
         return {name: found[f"state_{name}"] for name in ("productivity", "equality")}
 
     def rows(trainer: Trainer, beside: Kinds, episodes: int, seed: int) -> Iterator[Row]:
