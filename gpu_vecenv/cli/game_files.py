@@ -16,6 +16,7 @@ import shlex
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from gpu_vecenv.compile.cache import cache_dir
@@ -30,6 +31,7 @@ from gpu_vecenv.train.run_folder import SETTINGS
 from gpu_vecenv.watch.replay_file import Replay
 
 KEY = "game_file"  # of the settings
+_beside: dict[ModuleType, list[Path]] = {}  # module of a game -> the files that were imported beside it by then
 
 
 class GameFileNeededError(ConfigError):
@@ -38,6 +40,15 @@ class GameFileNeededError(ConfigError):
     def __init__(self, message: str, file: str):
         super().__init__(message)
         self.file = file
+
+
+def load_own_game(file: str) -> type[Env]:
+    """As ``load_game``; modules that are imported later, as of rewards and schedules, are none of the game's files."""
+    game = load_game(file)
+    module = sys.modules[game.__module__]
+    if module not in _beside and module.__file__ is not None:
+        _beside[module] = _modules_in(Path(module.__file__).resolve().parent)
+    return game
 
 
 def game_file_settings(argument: str, game: Env) -> dict[str, Any] | None:
@@ -49,7 +60,7 @@ def game_file_settings(argument: str, game: Env) -> dict[str, Any] | None:
 
     Returns:
         "argument": the same with the file's whole path; "files": path -> SHA-256 of the file, of the modules beside it
-        that are imported, and of the device code.
+        that it imports, and of the device code.
     """
     match = GAME_FILE.fullmatch(argument)
     if match is None:
@@ -151,12 +162,14 @@ def _load_unchanged(entry: dict[str, Any], what: str) -> None:
         raise GameFileNeededError(
             f"{what}; {', '.join(changed)} has changed since. To use it as it is now, give it", argument
         )
-    load_game(argument)
+    load_own_game(argument)
 
 
 def _files(path: Path, game: Env) -> list[Path]:
-    """The file of a game, the modules beside it that are imported, and the device code."""
-    return sorted({path, *_modules_in(path.parent), *own_files(game.layout)})
+    """The file of a game, the modules beside it that it imports, and the device code."""
+    beside = _beside.get(sys.modules[type(game).__module__])
+    modules = _modules_in(path.parent) if beside is None else beside
+    return sorted({path, *modules, *own_files(game.layout)})
 
 
 def _modules_in(folder: Path) -> list[Path]:
@@ -188,9 +201,12 @@ def _mark(entry: Any) -> Path:
 
 
 def _mark_of_check(argument: str, game: Env) -> Path | None:
-    """That of a game in files with these contents, wherever they are; None of a game that a name stands for."""
+    """That of a game in files with these contents, wherever they are; None of one that has a name or lacks a file."""
     match = GAME_FILE.fullmatch(argument)
     if match is None:
         return None
-    digests = [_sha256(file) for file in _files(Path(match[1]).resolve(), game)]
+    try:
+        digests = [_sha256(file) for file in _files(Path(match[1]).resolve(), game)]
+    except FileNotFoundError:  # making the environment says which
+        return None
     return _mark({"checked": sorted(digests), "game": game.name()})

@@ -265,6 +265,10 @@ def remedy(error: Exception, words: Sequence[str]) -> str:
 
 
 def _help_command(words: Sequence[str]) -> str:
-    """The command that prints the options of the command, and those of its game."""
+    """The command that prints the options of the command, and those of its game or of a run that it resumes."""
+    for option, following in zip(words, [*words[1:], ""], strict=True):
+        name, _, value = option.partition("=")
+        if words[0] == "train" and name == "--resume" and (run := value or following):
+            return shlex.join([PROGRAM, "train", "--resume", run, "--help"])
     named = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
     return shlex.join([PROGRAM, *named[: 3 if words[0] == "replay" else 2], "--help"])

@@ -13,10 +13,10 @@ from typing import Annotated, Any, ClassVar, TypeVar
 import tyro
 from tyro.conf import Positional
 
-from gpu_vecenv.cli.game_files import load_game_of_run
+from gpu_vecenv.cli.game_files import load_game_of_run, load_own_game
 from gpu_vecenv.compile.device import resolve_device
 from gpu_vecenv.declare.env import Env
-from gpu_vecenv.envs.registry import GAME_FILE, GAMES, find_game, load_game
+from gpu_vecenv.envs.registry import GAME_FILE, GAMES, find_game
 from gpu_vecenv.errors import ConfigError, UnknownGameError
 from gpu_vecenv.train.game_policy import GamePolicy, load_policy, read_run, run_and_member
 from gpu_vecenv.train.run_folder import SETTINGS, resume_command, run_folders
@@ -79,7 +79,7 @@ def named_game(arguments: Sequence[str]) -> type[Env] | None:
 def game_class(name: str) -> type[Env]:
     """The registered game of that name, or the one declared in a file, which is imported and registered."""
     if GAME_FILE.fullmatch(name):
-        return load_game(name)
+        return load_own_game(name)
     if name not in GAMES and any((run / SETTINGS).is_file() for run in run_folders(Path(name))):
         raise ConfigError(
             f"{name} is a run; expected a game, by its name or file. To continue the run: {resume_command(Path(name))}"

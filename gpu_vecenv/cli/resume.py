@@ -32,10 +32,11 @@ from gpu_vecenv.errors import CheckpointVersionError, ConfigError, UnknownGameEr
 from gpu_vecenv.train.checkpoint import CHECKPOINTS, CheckpointFolder
 from gpu_vecenv.train.distributed import World, process_group
 from gpu_vecenv.train.fixed_policy import FUNCTION, RANDOM, stored_actors
+from gpu_vecenv.train.game_policy import run_and_member
 from gpu_vecenv.train.opponents_config import OpponentsConfig
 from gpu_vecenv.train.policy_specs import PolicySpec
 from gpu_vecenv.train.populations import stored_members, stored_populations
-from gpu_vecenv.train.run_folder import SETTINGS, RunConfig, check_end, read_seeds, run_folders
+from gpu_vecenv.train.run_folder import SETTINGS, RunConfig, check_end, read_seeds, resume_command, run_folders
 from gpu_vecenv.train.stored_config import stored_config, stored_configs, with_defaults
 from gpu_vecenv.train.trainer import Trainer
 
@@ -157,7 +158,10 @@ def _newest_manifest(folder: Path, world: World) -> dict[str, Any]:
 def _read_settings(folder: Path) -> tuple[dict[str, Any], RunConfig]:
     path = folder / SETTINGS
     if not path.is_file():
-        raise FileNotFoundError(f"no run at {folder}: it has no {SETTINGS}")
+        given = run_and_member(folder)[0]
+        found = next((one for one in (given, *given.parents[:2]) if (one / SETTINGS).is_file()), None)
+        resumes = "" if found is None else f"; a run resumes from its folder, with all members: {resume_command(found)}"
+        raise FileNotFoundError(f"no run at {folder}: it has no {SETTINGS}{resumes}")
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
         if (found := settings.get("format", 1)) != RUN_FORMAT:

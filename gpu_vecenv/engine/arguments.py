@@ -102,9 +102,10 @@ def shared_field_arrays(game: Env, given: Mapping[str, ArrayLike]) -> dict[str, 
     arrays = {**own, **given}
     if set(arrays) != set(fields):
         missing, unknown = sorted(set(fields) - set(arrays)), sorted(set(arrays) - set(fields), key=str)
+        wrong = [f"{what} {names}" for what, names in (("lack", missing), ("have the unknown", unknown)) if names]
         raise ConfigError(
-            f"{layout.name}: arrays have missing {missing}, unknown {unknown}; expected the shared fields "
-            f"{sorted(fields)}, from the game's method arrays() or from arrays= of make"
+            f"{layout.name}: arrays {' and '.join(wrong)}; expected the shared fields {sorted(fields)}, from the "
+            "game's method arrays() or from arrays= of make"
         )
     return {name: _validate_array(layout.name, "arrays", f, arrays[name], f.shape) for name, f in fields.items()}
 

@@ -351,9 +351,10 @@ class Schedules:
     def _randomized(self, name: str, schedule: Schedule | ByMetric) -> Iterator[_Target]:
         parameters = {parameter.name: (k, parameter) for k, parameter in enumerate(self._env.layout.randomized)}
         if name not in parameters:
+            expected = f"some of {sorted(parameters)}, which it does" if parameters else "it to be made with randomize="
             raise ConfigError(
-                f"curriculum: randomize has {name!r}; expected some of {sorted(parameters)}, the parameters that the "
-                "environment randomises"
+                f"curriculum: randomize has {name!r}, a parameter that the environment does not randomise; expected "
+                f"{expected}"
             )
         row, widest = parameters[name]
 

@@ -32,7 +32,7 @@ def naming(function: str) -> Iterator[None]:
     """
     try:
         yield
-    except (TypeError, ValueError, AttributeError, LookupError, NameError) as error:
+    except (TypeError, ValueError, AttributeError, LookupError, NameError, ArithmeticError, AssertionError) as error:
         frames = [frame for frame in traceback.extract_tb(error.__traceback__)[1:] if not _is_library(frame.filename)]
         where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
         raise ConfigError(f"{function} raised {type(error).__name__}: {error}{where}") from error

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
+from uuid import uuid4
 
 import gymnasium
 import pytest
@@ -142,6 +143,39 @@ def test_a_module_that_the_game_imports_is_one_of_its_files(place, capsys):
     assert code == 2 and "acorn_sizes.py has changed" in errors
     sizes.unlink()
     assert "acorn_sizes.py is missing" in run(capsys, "export", "runs/sizes", "--format", "torchscript")[2]
+
+
+def test_schedules_beside_a_game_are_none_of_its_files(place, capsys):
+    (place / "games3").mkdir()
+    assert run(capsys, "new", "acorn", "--folder", "games3")[0] == 0
+    game, schedules = place / "games3/acorn.py", place / "games3/acorn_sizes.py"
+    game.write_text(game.read_text() + f"\n# {uuid4()}\n")  # no other run of this test has checked these files
+    schedules.write_text("from gpu_vecenv import Curriculum\ncurriculum = Curriculum\n")
+    assert run(capsys, "check", str(game), "--checks", "G01", "G06")[0] == 0
+    named = ["--schedules", f"{schedules}:curriculum"]
+    code, _, errors = run(capsys, "train", str(game), *SHORT, *named, "--out", "runs/scheduled")
+    assert code == 0 and "has not been checked" not in errors
+    moved = schedules.rename(place / "acorn_sizes.py")
+    assert run(capsys, "evaluate", "runs/scheduled", "--episodes", "2")[0] == 0
+    again = ["train", "--resume", "runs/scheduled", "--total-steps", "32"]
+    assert run(capsys, *again, "--schedules", f"{moved}:curriculum")[0] == 0
+
+
+def test_errors_of_a_run_that_resumes_name_its_own_help_and_folder(printed, capsys):
+    assert run(capsys, "train", "--resume", "runs/tag", "--total-steps", "-1")[2].endswith(
+        "Help: gpu-vecenv train --resume runs/tag --help\n"
+    )
+    for part in ("runs/tag:1", "runs/tag/checkpoints"):
+        code, _, errors = run(capsys, "train", "--resume", part)
+        assert code == 2 and errors.endswith("with all members: gpu-vecenv train --resume runs/tag\n")
+
+
+def test_training_a_game_without_device_code_says_what_is_missing(place, capsys):
+    (place / "games4").mkdir()
+    assert run(capsys, "new", "acorn", "--folder", "games4")[0] == 0
+    (place / "games4/acorn.cu").unlink()
+    code, _, errors = run(capsys, "train", "games4/acorn.py", *SHORT, "--out", "runs/none")
+    assert code == 2 and "acorn.cu does not exist; expected reset, step and observe there" in errors
 
 
 def test_a_run_from_elsewhere_loads_no_code(printed, place, tmp_path):

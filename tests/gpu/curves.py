@@ -29,7 +29,15 @@ from gpu_vecenv.train.seed_statistics import bootstrap_interval
 Runs = Sequence[Mapping[str, Any]]
 SAME_PACE = 1.05  # largest ratio of seconds per env-step with which rows share an axis of seconds
 SHORT = 0.05  # of the env-steps: a shorter training of Stable-Baselines3 is drawn as a horizontal line
+FAR = 2.0  # heights of a panel beyond the curves: a line of random play there is told in the legend, not drawn
 APART = 0.02  # of the height of a panel: random play of rows that differ by less is one line, their mean
+UNITS = {  # of what is measured in place of returns, as docs/games.md defines it
+    "productivity": "coin of all workers at the end",
+    "equality": "equality, 0 to 1",
+    "utility": "apples of all players per step",
+    "sustainability": "mean step of a meal",
+    "peace": "players that are not out",
+}
 SB3_COLOUR, SCRIPT_COLOURS = COLOURS[1], (COLOURS[2], COLOURS[3])
 
 
@@ -111,9 +119,10 @@ def draw_sb3(axes: Any, runs: Runs, role: str, longest: int) -> None:
     steps, seconds = runs[0]["env_steps"], median(run["seconds"] for run in runs)
     label = f"Stable-Baselines3, {len(runs)} seeds, {seconds:.0f} s each on one core"
     if steps < SHORT * longest:
-        final = bootstrap_interval([run["sampled"][role] for run in runs]).value
+        final = bootstrap_interval([run["sampled"][role] for run in runs])
         label = f"Stable-Baselines3 after {steps:,} env-steps, {len(runs)} seeds,\n{seconds:.0f} s each on one core"
-        axes.axhline(final, color=SB3_COLOUR, linestyle="--", linewidth=1.2, label=label)
+        axes.axhline(final.value, color=SB3_COLOUR, linestyle="--", linewidth=1.2, label=label)
+        axes.axhspan(final.low, final.high, color=SB3_COLOUR, alpha=0.1, linewidth=0)
         return
     points = list(zip(*([*run["curve"], [run["env_steps"], run["sampled"]]] for run in runs), strict=True))
     curve(axes, points, role, 1, marker="s", color=SB3_COLOUR, linestyle="--", label=label)
@@ -128,7 +137,13 @@ def draw_references(axes: Any, rows: Mapping[str, Runs], role: str, others: Besi
         if row in values:
             axes.axhline(values[row], **{**RANDOM_STYLE, "color": colour})
     if values and not apart:
-        axes.axhline(fmean(values.values()), **RANDOM_STYLE)
+        mean = fmean(values.values())
+        if not low - FAR * (high - low) <= mean <= high + FAR * (high - low):
+            side = "below" if mean < low else "above"
+            axes.plot([], [], label=f"random play, {role}: {mean:.4g}, {side} the panel", **RANDOM_STYLE)
+            values = {}
+        else:
+            axes.axhline(mean, **RANDOM_STYLE)
     if values:
         axes.plot([], [], label="random play", **RANDOM_STYLE)
     for row in rows:
@@ -165,8 +180,7 @@ def draw(rows: Mapping[str, Runs], path: Path, others: Beside, devices: Sequence
         against = ", against random opponents" if len(roles) > 1 else ""
         axes.set_title(f"return, {role}{against}" if measured == "returns" else role, fontsize="medium")
         axes.set_xlabel("env-steps (all environments)" if x == "env-steps" else clock)
-        if measured == "returns":
-            axes.set_ylabel("reward per agent and episode")
+        axes.set_ylabel("reward per agent and episode" if measured == "returns" else UNITS[role])
         axes.set_xlim(left=0)
         if x == "env-steps":
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))

@@ -71,6 +71,18 @@ def test_one_changed_byte_makes_it_stale_until_it_is_written_again(root, folder)
     assert receipts.stale(receipt, root) == [], "what it was"
 
 
+def test_a_preset_of_a_game_is_no_source(root, folder):
+    file = root / "gpu_vecenv" / "declare" / "env.py"
+    text = "class Game:\n    mappo_preset = {\n        'gamma': 0.9,\n    }\n    limit: int = 5\n"
+    file.write_text(text)
+    receipt = written(root, folder)
+    file.write_text(text.replace("0.9", "0.99"))
+    assert receipts.stale(receipt, root) == []
+    for other in (text.replace("5", "6"), text.replace("mappo_preset", "mappo"), text.replace("class Game", "if True")):
+        file.write_text(other)
+        assert receipts.stale(receipt, root) == ["gpu_vecenv/declare/env.py"]
+
+
 def test_a_removed_or_new_file_makes_it_stale(root, folder):
     receipt = written(root, folder)
     (root / "cuda" / "engine" / "kernel.cuh").rename(root / "cuda" / "engine" / "words.cuh")

@@ -330,6 +330,7 @@ def test_checkpoints_that_name_no_curriculum_are_of_none(device):
         ({"config": {"clip": lambda progress: -1.0}}, ["clip_agent at 0.0", "-1.0"]),
         ({"config": {"clip": lambda progress: (1, 2)}}, ["clip_agent", "[1.0, 2.0]; expected a number"]),
         ({"config": {"clip": lambda progress: progress["x"]}}, ["schedule of clip_agent raised TypeError: "]),
+        ({"config": {"clip": lambda progress: 1 / 0}}, ["schedule of clip_agent raised ZeroDivisionError: "]),
         ({"config": {"clip": lambda progress: math.nan}}, ["clip_agent gives nan at 0.0; expected finite"]),
         ({"config": {"clip": lambda progress: "x"}}, ["clip_agent gives 'x'"]),
         ({"config": {"clip": ByMetric("return", square, start=0)}}, ["no metric 'return'", "return_agent"]),
