@@ -65,10 +65,11 @@ class Cartpole(Env):
             "num_steps": 64,
             "num_epochs": 10,
             "learning_rate": 0.002,
+            "final_clip": 0.0,
             "gamma": 0.98,
             "gae_lambda": 0.9,
             "entropy_coefficient": 0.0,
-            "normalize_returns": True,
+            "normalize_returns": False,
             "shared_trunk": False,
         }
     )
