@@ -220,4 +220,6 @@ def main(file: Path, folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 3 or "--help" in sys.argv:
+        sys.exit(__doc__)
     main(Path(sys.argv[1]), Path(sys.argv[2]))

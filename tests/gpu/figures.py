@@ -127,4 +127,6 @@ def rows_of(contents: Mapping[str, Any], row: str) -> Iterator[str]:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 2 or "--help" in sys.argv:
+        sys.exit(__doc__)
     print(table([json.loads(Path(name).read_text(encoding="utf-8")) for name in sys.argv[1:]]), end="")
