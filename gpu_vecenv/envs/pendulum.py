@@ -59,7 +59,6 @@ class Pendulum(Env):
             "num_epochs": 10,
             "num_minibatches": 64,
             "learning_rate": 0.001,
-            "final_learning_rate": None,
             "gamma": 0.9,
             "entropy_coefficient": 0.0,
             "shared_trunk": False,
