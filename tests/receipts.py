@@ -18,6 +18,7 @@ import platform
 import re
 import sys
 import tempfile
+import threading
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
@@ -28,6 +29,7 @@ FOLDER = ROOT / "docs" / "reliability" / "receipts"
 REQUIRED = ("memcheck", "racecheck", "initcheck", "synccheck", "leaks", "soak", "parity", "large")
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 SHA256 = re.compile(r"[0-9a-f]{64}")
+PARSING = threading.Lock()  # Python 3.11 counts the recursion of ast.parse for all threads together
 KINDS: dict[str, type] = {
     "what": str,  # one sentence
     "command": str,  # reproduces it
@@ -61,7 +63,9 @@ def _contents(path: Path) -> bytes:
     if path.suffix != ".py":
         return contents
     lines = contents.splitlines(keepends=True)
-    classes = [node for node in ast.walk(ast.parse(contents)) if isinstance(node, ast.ClassDef)]
+    with PARSING:
+        tree = ast.parse(contents)
+    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     for node in (statement for one in classes for statement in one.body):
         target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
         if isinstance(target, ast.Name) and target.id.endswith("preset"):
