@@ -91,6 +91,12 @@ def report_unchecked(argument: str, game: Env) -> None:
         print(printable(f"gpu-vecenv: {text}"), file=sys.stderr)
 
 
+def folder_of_run(run: Path) -> Path | None:
+    """The folder with the settings of a run, of one of its checkpoints, or of either with the number of a member."""
+    path = run_and_member(run)[0]
+    return next((one for one in (path, *path.parents[:2]) if (one / SETTINGS).is_file()), None)
+
+
 def load_game_of_run(run: Path) -> None:
     """Import the file of a run's game, unless the game is registered or the run names no file.
 
@@ -101,8 +107,8 @@ def load_game_of_run(run: Path) -> None:
         GameFileNeededError: No run was begun here with such files, or one has changed or is missing. Nothing was run.
         ConfigError: The settings are damaged.
     """
-    path = run_and_member(run)[0]
-    found = next((one / SETTINGS for one in (path, *path.parents[:2]) if (one / SETTINGS).is_file()), None)
+    folder = folder_of_run(run)
+    found = None if folder is None else folder / SETTINGS
     try:
         settings: dict[str, Any] = {} if found is None else json.loads(found.read_text(encoding="utf-8"))
         name, entry = settings.get("game"), settings.get(KEY) or {}

@@ -11,7 +11,7 @@ from typing import Any
 
 from gpu_vecenv.cli.actors import Player
 from gpu_vecenv.cli.curriculum import curriculum_of
-from gpu_vecenv.cli.game_files import load_game_of_run
+from gpu_vecenv.cli.game_files import folder_of_run, load_game_of_run
 from gpu_vecenv.cli.opponents import OpponentOptions, errors_name_options
 from gpu_vecenv.cli.options import (
     PROGRAM,
@@ -32,7 +32,6 @@ from gpu_vecenv.errors import CheckpointVersionError, ConfigError, UnknownGameEr
 from gpu_vecenv.train.checkpoint import CHECKPOINTS, CheckpointFolder
 from gpu_vecenv.train.distributed import World, process_group
 from gpu_vecenv.train.fixed_policy import FUNCTION, RANDOM, stored_actors
-from gpu_vecenv.train.game_policy import run_and_member
 from gpu_vecenv.train.opponents_config import OpponentsConfig
 from gpu_vecenv.train.policy_specs import PolicySpec
 from gpu_vecenv.train.populations import stored_members, stored_populations
@@ -158,8 +157,7 @@ def _newest_manifest(folder: Path, world: World) -> dict[str, Any]:
 def _read_settings(folder: Path) -> tuple[dict[str, Any], RunConfig]:
     path = folder / SETTINGS
     if not path.is_file():
-        given = run_and_member(folder)[0]
-        found = next((one for one in (given, *given.parents[:2]) if (one / SETTINGS).is_file()), None)
+        found = folder_of_run(folder)
         resumes = "" if found is None else f"; a run resumes from its folder, with all members: {resume_command(found)}"
         raise FileNotFoundError(f"no run at {folder}: it has no {SETTINGS}{resumes}")
     try:

@@ -69,7 +69,6 @@ class Cartpole(Env):
             "gamma": 0.98,
             "gae_lambda": 0.9,
             "entropy_coefficient": 0.0,
-            "normalize_returns": False,
             "shared_trunk": False,
         }
     )

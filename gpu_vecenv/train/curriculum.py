@@ -351,10 +351,9 @@ class Schedules:
     def _randomized(self, name: str, schedule: Schedule | ByMetric) -> Iterator[_Target]:
         parameters = {parameter.name: (k, parameter) for k, parameter in enumerate(self._env.layout.randomized)}
         if name not in parameters:
-            expected = f"some of {sorted(parameters)}, which it does" if parameters else "it to be made with randomize="
+            expected = f"some of {sorted(parameters)}" if parameters else "one that was made with randomize="
             raise ConfigError(
-                f"curriculum: randomize has {name!r}, a parameter that the environment does not randomise; expected "
-                f"{expected}"
+                f"curriculum: randomize has {name!r}, which the environment does not randomise; expected {expected}"
             )
         row, widest = parameters[name]
 

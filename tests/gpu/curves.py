@@ -29,7 +29,7 @@ from gpu_vecenv.train.seed_statistics import bootstrap_interval
 Runs = Sequence[Mapping[str, Any]]
 SAME_PACE = 1.05  # largest ratio of seconds per env-step with which rows share an axis of seconds
 SHORT = 0.05  # of the env-steps: a shorter training of Stable-Baselines3 is drawn as a horizontal line
-FAR = 2.0  # heights of a panel beyond the curves: a line of random play there is told in the legend, not drawn
+FAR = 2.0  # heights of a panel: random play that is further from the curves is a number in the legend, not a line
 APART = 0.02  # of the height of a panel: random play of rows that differ by less is one line, their mean
 UNITS = {  # of what is measured in place of returns, as docs/games.md defines it
     "productivity": "coin of all workers at the end",
@@ -136,16 +136,13 @@ def draw_references(axes: Any, rows: Mapping[str, Runs], role: str, others: Besi
     for row, colour in zip(rows if apart else (), COLOURS, strict=False):
         if row in values:
             axes.axhline(values[row], **{**RANDOM_STYLE, "color": colour})
-    if values and not apart:
-        mean = fmean(values.values())
-        if not low - FAR * (high - low) <= mean <= high + FAR * (high - low):
-            side = "below" if mean < low else "above"
-            axes.plot([], [], label=f"random play, {role}: {mean:.4g}, {side} the panel", **RANDOM_STYLE)
-            values = {}
-        else:
-            axes.axhline(mean, **RANDOM_STYLE)
     if values:
-        axes.plot([], [], label="random play", **RANDOM_STYLE)
+        mean, label, reach = fmean(values.values()), "random play", FAR * (high - low)
+        if not apart and not low - reach <= mean <= high + reach:
+            label = f"random play, {role}: {mean:.4g}, {'below' if mean < low else 'above'} the panel"
+        elif not apart:
+            axes.axhline(mean, **RANDOM_STYLE)
+        axes.plot([], [], label=label, **RANDOM_STYLE)
     for row in rows:
         for one, colour in zip(others.scripts.get(row, {}).items(), SCRIPT_COLOURS, strict=False):
             if one[0] == role:
